@@ -1,10 +1,12 @@
-# data/download.py - files from the net: resumed where they stopped, checked before they get their name.
+# data/download.py - files from the net: resumed where they stopped, checked before use.
 #
-# A file arrives as NAME.part, with the server's tag for its version in NAME.part.tag. A later try asks for the
-# rest of the same version (Range with If-Range) and starts over where the server has another one. When it
-# is whole, its size and SHA-256 are compared with what is known, and only then it is renamed.
+# A file arrives as NAME.part, with the server's tag for its version in NAME.part.tag. A later try
+# asks for the rest of the same version (Range with If-Range) and starts over where the server has
+# another one. When it is whole, its size and SHA-256 are compared with what is known, and only then
+# it is renamed.
 
 import concurrent.futures
+import functools
 import shutil
 import time
 from dataclasses import dataclass
@@ -37,12 +39,12 @@ class _Interrupted(Exception):
     """A failure that another try may cure."""
 
 
-def hub_files(source, repository, folder=""):
-    """The files of a dataset on the hub, in order of name, with the sizes and checksums that it states."""
+def hub_files(source, repository, no_checksum=False, folder=""):
+    """The files of a data set on the hub, in order of name, with their sizes and checksums."""
     url = f"{source}/api/datasets/{repository}/tree/main" + (f"/{folder}" if folder else "")
     entries = []
     while url:
-        response = _retry(url, lambda: _get(url))
+        response = _retry(url, functools.partial(_get, url))
         try:
             entries += [entry for entry in response.json() if entry["type"] == "file"]
         except (ValueError, TypeError, KeyError):
@@ -53,14 +55,14 @@ def hub_files(source, repository, folder=""):
             url=f"{source}/datasets/{repository}/resolve/main/{entry['path']}",
             name=Path(entry["path"]).name,
             size=entry["size"],
-            sha256=entry.get("lfs", {}).get("oid"),
+            sha256=None if no_checksum else entry.get("lfs", {}).get("oid"),
         )
         for entry in sorted(entries, key=lambda entry: entry["path"])
     ]
 
 
 def fetch_all(files, folder):
-    """The paths of the files in the given order, each as soon as it is there; later ones come meanwhile."""
+    """The paths of the files in the given order; later ones come while the first ones are used."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
         futures = [pool.submit(fetch, file, folder) for file in files]
         try:
@@ -75,11 +77,17 @@ def fetch(file, folder):
     path = folder / file.name
     if path.exists():
         if file.size is not None and path.stat().st_size != file.size:
-            raise DataError(f"{path}: {path.stat().st_size} bytes, {file.size} expected: remove it and run again")
+            raise DataError(
+                f"{path}: {path.stat().st_size} bytes, expected {file.size}: remove it, run again"
+            )
         return path
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    _retry(file.url, lambda: _receive(file, part), progress=lambda: part.stat().st_size if part.exists() else 0)
+    _retry(
+        file.url,
+        lambda: _receive(file, part),
+        progress=lambda: part.stat().st_size if part.exists() else 0,
+    )
     _check(file, part)
     part.replace(path)
     _tag_of(part).unlink(missing_ok=True)
@@ -87,7 +95,7 @@ def fetch(file, folder):
 
 
 def _retry(url, action, progress=lambda: 0):
-    """Runs the action until it succeeds; gives up after TRIES failures in a row without progress."""
+    """Runs the action until it succeeds, or has failed TRIES times in a row without progress."""
     failures, last = 0, progress()
     while True:
         try:
@@ -96,7 +104,9 @@ def _retry(url, action, progress=lambda: 0):
             failures = 1 if progress() > last else failures + 1
             last = progress()
             if failures == TRIES:
-                raise DataError(f"{url}: gave up after {TRIES} tries ({error}); run again to go on") from None
+                raise DataError(
+                    f"{url}: gave up after {TRIES} tries ({error}); run again to go on"
+                ) from None
             time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
 
 
@@ -106,6 +116,8 @@ def _get(url, headers=None):
         raise _Interrupted(f"the server answered {response.status_code}")
     if response.status_code >= 400 and response.status_code != 416:
         raise DataError(f"{url}: the server answered {response.status_code} {response.reason}")
+    if response.headers.get("Content-Type", "").startswith("text/html"):
+        raise DataError(f"{url}: the server answered with a web page instead of the file")
     return response
 
 
@@ -128,11 +140,20 @@ def _receive(file, part):
             raise _Interrupted("the file changed at the source")
         if response.status_code != 206:
             have = 0
+            part.unlink(missing_ok=True)  # before the new tag: it must never stand beside old bytes
             _remember(response, tag)
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
         _check_room(part, total, have)
-        bar = tqdm(desc=file.name, total=total, initial=have, unit="B", unit_scale=True, leave=False, disable=None)
+        bar = tqdm(
+            desc=file.name,
+            total=total,
+            initial=have,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=None,
+        )
         with open(part, "ab" if have else "wb") as out, bar:
             for block in response.iter_content(BLOCK_BYTES):
                 out.write(block)
@@ -154,7 +175,9 @@ def _remember(response, tag):
 def _check_room(part, total, have):
     free = shutil.disk_usage(part.parent).free
     if total is not None and total - have > free:
-        raise DataError(f"{part.parent}: {total - have} bytes still to come, {free} bytes free on the disk")
+        raise DataError(
+            f"{part.parent}: {total - have} bytes still to come, {free} bytes free on the disk"
+        )
 
 
 def _check(file, part):
@@ -164,5 +187,7 @@ def _check(file, part):
         if expected is not None and value != expected:
             part.unlink()
             _tag_of(part).unlink(missing_ok=True)
-            raise DataError(f"{file.url}: {what} {value}, expected {expected}: damaged on the way or another "
-                            f"file; removed, run again to fetch it anew")
+            raise DataError(
+                f"{file.url}: {what} {value}, expected {expected}: damaged on the way or another "
+                f"file; removed, run again to fetch it anew"
+            )

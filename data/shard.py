@@ -1,9 +1,12 @@
-# data/shard.py - the binary files that the trainer reads: token shards, evaluation sets, vocabularies.
+# data/shard.py - the binary files that the trainer reads: token shards, evaluation sets,
+# vocabularies.
 #
-# Owns the bytes on disk; README.md beside it has the same layouts in words. Everything is little-endian.
-# A file appears under its name only when it is complete: it is written beside it and renamed.
+# Owns the bytes on disk; README.md beside it has the same layouts in words. Everything is
+# little-endian. A file appears under its name only when it is complete: it is written beside it and
+# renamed.
 #
-# The formats are those of llm.c (https://github.com/karpathy/llm.c), so files are exchanged freely with it.
+# The formats are those of llm.c (https://github.com/karpathy/llm.c), so files are exchanged freely
+# with it.
 
 import contextlib
 import hashlib
@@ -25,7 +28,7 @@ TOKENIZER_FILE = "gpt2_tokenizer.bin"  # the name under which the trainer looks 
 
 
 class DataError(Exception):
-    """What is wrong, where, and what helps: printed as one line by the scripts, which then exit 2."""
+    """What is wrong, where, and what helps: the scripts print it as one line and exit 2."""
 
 
 def header(kind, *fields):
@@ -45,7 +48,7 @@ def sha256_of(path):
 
 @contextlib.contextmanager
 def atomic(path):
-    """A binary file to write to; it gets its name when the block ends well and goes away otherwise."""
+    """A binary file to write to; it gets its name when the block ends well, else it goes away."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -57,7 +60,7 @@ def atomic(path):
         temporary.unlink(missing_ok=True)
 
 
-# ---- tokens ----------------------------------------------------------------------------------------
+# ---- tokens --------------------------------------------------------------------------------------
 
 
 def token_type(vocab_size):
@@ -108,7 +111,12 @@ class TokenShards:
         self._file.close()
         path = Path(self._file.name)
         self.shards.append(
-            {"name": path.name, "tokens": count, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            {
+                "name": path.name,
+                "tokens": count,
+                "bytes": path.stat().st_size,
+                "sha256": sha256_of(path),
+            }
         )
         self._file = None
 
@@ -117,7 +125,9 @@ def read_header(path):
     with open(path, "rb") as file:
         block = file.read(HEADER_BYTES)
     if len(block) < HEADER_BYTES:
-        raise DataError(f"{path}: {len(block)} bytes, a header has {HEADER_BYTES}: not a file of ours")
+        raise DataError(
+            f"{path}: {len(block)} bytes, a header has {HEADER_BYTES}: not a file of ours"
+        )
     return np.frombuffer(block, dtype="<i4")
 
 
@@ -126,18 +136,20 @@ def open_tokens(path):
     ints = read_header(path)
     itemsize = {TOKENS_16: 2, TOKENS_32: 4}.get((int(ints[0]), int(ints[1])))
     if itemsize is None:
-        raise DataError(f"{path}: magic {ints[0]} version {ints[1]}, expected {TOKENS_16} or {TOKENS_32}")
+        raise DataError(
+            f"{path}: magic {ints[0]} version {ints[1]}, expected {TOKENS_16} or {TOKENS_32}"
+        )
     size, expected = os.path.getsize(path), HEADER_BYTES + itemsize * int(ints[2])
     if ints[2] <= 0 or size != expected:
         raise DataError(f"{path}: {size} bytes, {expected} expected for its {ints[2]} tokens")
     return np.memmap(path, dtype=f"<u{itemsize}", mode="r", offset=HEADER_BYTES, shape=int(ints[2]))
 
 
-# ---- evaluation ------------------------------------------------------------------------------------
+# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def write_evaluation(path, examples):
-    """Multiple choice: `examples` is a list of (label, context tokens, [completion tokens, ...])."""
+    """Multiple choice: `examples` is a list of (label, context ids, [completion ids, ...])."""
     if not 0 < len(examples) < 65536:
         raise DataError(f"{path}: {len(examples)} examples, the format holds 1 to 65535")
     stream, longest = [], 0
@@ -147,7 +159,9 @@ def write_evaluation(path, examples):
             fields += [len(tokens), *tokens]
         fields[1] = 2 * len(fields)
         if fields[1] > 65535 or max(fields[2:]) >= EXAMPLE_START:
-            raise DataError(f"{path}: example {index} ({fields[1]} bytes) does not fit into 16-bit fields")
+            raise DataError(
+                f"{path}: example {index} ({fields[1]} bytes) does not fit into 16-bit fields"
+            )
         longest = max(longest, fields[1])
         stream += fields
     with atomic(path) as file:
@@ -155,14 +169,16 @@ def write_evaluation(path, examples):
         file.write(np.array(stream, dtype="<u2").tobytes())
 
 
-# ---- vocabulary ------------------------------------------------------------------------------------
+# ---- vocabulary ----------------------------------------------------------------------------------
 
 
 def vocabulary_bytes(tokens, end_of_text):
     """The tokenizer file: `tokens[i]` is the byte string of token i."""
     long = next((i for i, token in enumerate(tokens) if len(token) > 255), None)
     if long is not None:
-        raise DataError(f"token {long} has {len(tokens[long])} bytes, the tokenizer file holds 255 at most")
+        raise DataError(
+            f"token {long} has {len(tokens[long])} bytes, the tokenizer file holds 255 at most"
+        )
     body = b"".join(bytes([len(token)]) + token for token in tokens)
     return header(VOCABULARY, len(tokens), end_of_text) + body
 
@@ -177,5 +193,7 @@ def read_vocabulary(path):
         tokens.append(content[at + 1 : at + 1 + content[at]])
         at += 1 + content[at]
     if len(tokens) != ints[2] or at != len(content):
-        raise DataError(f"{path}: {len(content)} bytes do not hold the {ints[2]} tokens of its header")
+        raise DataError(
+            f"{path}: {len(content)} bytes do not hold the {ints[2]} tokens of its header"
+        )
     return tokens

@@ -1,8 +1,8 @@
 # data/tokenizer.py - text to token ids and back: GPT-2's byte-pair encoding and plain bytes.
 #
-# Both have the same face: name, vocab_size, end_of_text, encode(bytes), decode(ids), tokens(). The encoding
-# is tiktoken's; its vocabulary comes from the net (tiktoken keeps it) or from local files in either of
-# the two public spellings, vocab.bpe + encoder.json or merges.txt + vocab.json.
+# Both have the same face: name, vocab_size, end_of_text, encode(bytes), decode(ids), tokens(). The
+# encoding is tiktoken's; its vocabulary comes from the net (tiktoken keeps it) or from local files
+# in either of the two public spellings, vocab.bpe + encoder.json or merges.txt + vocab.json.
 #
 # Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 
@@ -31,7 +31,7 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < 256)
 
     def encode_piece(self, text, first, last):
-        """The ids of one piece of a document: the end-of-text token follows the last one."""
+        """The ids of one piece of a document: end-of-text follows the last one."""
         ids = self.encode(text)
         return np.append(ids, np.uint16(self.end_of_text)) if last else ids
 
@@ -57,7 +57,7 @@ class BpeTokenizer:
         return self._encoding.decode_bytes(ids)
 
     def encode_piece(self, text, first, last):
-        """The ids of one piece of a document: the end-of-text token precedes the first one, as in llm.c."""
+        """The ids of one piece of a document: end-of-text precedes the first one, as in llm.c."""
         ids = self.encode(text)
         return np.insert(ids, 0, self.end_of_text) if first else ids
 
@@ -75,17 +75,19 @@ def make(name, folder=None):
         return BpeTokenizer(tiktoken.get_encoding("gpt2"))
     except Exception as error:  # requests' many kinds, and tiktoken's own for a damaged copy
         names = " or ".join(" + ".join(pair) for pair in VOCABULARY_FILES)
-        raise DataError(f"the GPT-2 vocabulary could not be fetched ({type(error).__name__}); "
-                        f"--vocab DIR takes it from {names}") from None
+        raise DataError(
+            f"the GPT-2 vocabulary could not be fetched ({type(error).__name__}); "
+            f"--vocab DIR takes it from {names}"
+        ) from None
 
 
-# ---- local vocabulary files --------------------------------------------------------------------------
+# ---- local vocabulary files ----------------------------------------------------------------------
 
 
 def _byte_symbols():
-    """The printable character that stands for each byte in the vocabulary files, as {character: byte}.
+    """{character: byte}: the printable character that stands for each byte in vocabulary files.
 
-    Printable bytes of Latin-1 stand for themselves; the others take the characters from 256 on, in order.
+    Printable bytes of Latin-1 stand for themselves, the others take characters from 256 on.
     """
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -94,9 +96,13 @@ def _byte_symbols():
 
 
 def _local_encoding(folder):
-    found = next((pair for pair in VOCABULARY_FILES if all((folder / name).is_file() for name in pair)), None)
+    found = next(
+        (pair for pair in VOCABULARY_FILES if all((folder / name).is_file() for name in pair)), None
+    )
     if found is None:
-        raise DataError(f"{folder}: neither " + " nor ".join(" + ".join(pair) for pair in VOCABULARY_FILES))
+        raise DataError(
+            f"{folder}: neither " + " nor ".join(" + ".join(pair) for pair in VOCABULARY_FILES)
+        )
     merges_path, vocab_path = (folder / name for name in found)
     try:
         vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
@@ -104,7 +110,9 @@ def _local_encoding(folder):
         symbols = _byte_symbols()
         ranks = {bytes(symbols[c] for c in token): rank for token, rank in vocab.items()}
     except (ValueError, AttributeError, KeyError) as error:
-        raise DataError(f"{vocab_path}: not a GPT-2 vocabulary ({type(error).__name__}: {error})") from None
+        raise DataError(
+            f"{vocab_path}: not a GPT-2 vocabulary ({type(error).__name__}: {error})"
+        ) from None
     _check_ranks(ranks, end_of_text, vocab_path)
     _check_merges(merges_path, vocab)
     return tiktoken.Encoding(
@@ -132,7 +140,11 @@ def _check_merges(path, vocab):
     for number, merge in enumerate(merges, 1):
         rank = vocab.get("".join(merge)) if len(merge) == 2 else None
         if rank is None or rank <= last:
-            raise DataError(f"{path}: merge {number} ({' '.join(merge)}) does not fit the vocabulary beside it")
+            raise DataError(
+                f"{path}: merge {number} ({' '.join(merge)}) does not fit the vocabulary beside it"
+            )
         last = rank
     if len(merges) != len(vocab) - 256:
-        raise DataError(f"{path}: {len(merges)} merges, the vocabulary beside it has {len(vocab) - 256}")
+        raise DataError(
+            f"{path}: {len(merges)} merges, the vocabulary beside it has {len(vocab) - 256}"
+        )
