@@ -68,7 +68,7 @@ typedef struct {
 
 // One block's activations. What a recompute level leaves out points into buffers shared by all blocks.
 typedef struct {
-    Rows residual1;      // (N, C)  input of the block, after adding what the block before left
+    Rows residual1;      // (N, C)  input of the block; of block 0 the embedding
     Rows ln1;            // (N, C)
     float *ln1_mean, *ln1_rstd; // (N)
     Rows qkv;            // (N, 3C)
@@ -91,7 +91,6 @@ typedef struct {
             fcproj_b; // offsets inside every block
     } at;
     BlockActs* blocks;        // (L)
-    Rows embedded;            // (N, C)  wte + wpe
     Rows branch;              // (N, C)  last projection of a block, not yet added to its residual
     Rows residual_final, lnf; // (N, C)
     float *lnf_mean, *lnf_rstd; // (N)
@@ -100,14 +99,13 @@ typedef struct {
     Rows dresidual;           // (N, C)  gradient of the residual stream, flowing down
     Rows dbranch;             // (N, C)
     Rows dwide;               // (N, 4C) gradient of fc, then of qkv
-    Rows drecompute;          // what RECOMPUTE_* fills again, see gpt2.c
     floatX *k_cache, *v_cache; // (L, cache_T, C)
 } GPT2;
 
 // Fills config, table and offsets. No device memory.
 void gpt2_init(GPT2* model, const GPT2Config* config, const GPT2Shape* shape);
 // Adds the lines "activations", "activation_grads", "logits", "kv_cache" to the plan.
-void gpt2_plan(const GPT2* model, Ledger* ledger);
+void gpt2_plan(GPT2* model, Ledger* ledger);
 // Takes the memory of those lines.
 void gpt2_alloc(GPT2* model, Ledger* ledger);
 void gpt2_free(GPT2* model);
@@ -123,6 +121,9 @@ void gpt2_block_forward(GPT2* model, const floatX* block, int l, int B, int T);
 void gpt2_head_loss(GPT2* model, const floatX* embedding, const int* targets, float dloss,
                     Grad dembedding, int B, int T);
 
+// Fills again what the recompute level left out; gpt2_block_backward begins with it.
+void gpt2_block_recompute(GPT2* model, const floatX* block, int l, int B, int T);
+// Takes dresidual of the block's output, leaves that of its input; writes the block's gradients.
 void gpt2_block_backward(GPT2* model, const floatX* block, int l, Grad dblock, int B, int T);
 
 // Adds the embedding's part to wte's gradient and writes wpe's.
@@ -138,9 +139,10 @@ void gpt2_cached_logits(GPT2* model, const floatX* embedding, int n);
 
 // ---- accounting ----------------------------------------------------------------------------------
 
-// FLOPs of one token, forward and backward: 6 per parameter that multiplies (wpe does not) plus
-// attention, 6 L C T of causal work counted as 12 L C T / 2 ... see gpt2.c for the formula used.
-// Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311, B.
+// FLOPs of one token, forward and backward: 6 for each of the 12 L C^2 + V C weights that multiply,
+// and 6 L C T for attention (12 L C T halved, since it is causal). Recomputation does not count.
+// Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311,
+// appendix B.
 double gpt2_flops_per_token(const GPT2Config* config, int T);
 
 #ifdef __cplusplus
