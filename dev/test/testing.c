@@ -100,8 +100,8 @@ bool test_close(const double* got, const double* ref, size_t count, double limit
         EXPECT(false, "element %zu of %zu: got %.9g, expected %.9g", worst, count, got[worst],
                ref[worst]);
     }
-    return test_report("%s %s   nmse %.1e %s %.1e   ref=%s", name, dtype_name(FLOATX_DTYPE), error,
-                       passed ? "<" : ">=", limit, ref_name);
+    return test_report("%s   nmse %.1e %s %.1e   ref=%s", name, error, passed ? "<" : ">=", limit,
+                       ref_name);
 }
 
 double tolerance_for(Tolerance kind, DType dtype) {
