@@ -13,6 +13,7 @@
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import errno
 import hashlib
 import json
@@ -21,6 +22,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -248,6 +250,7 @@ _worker_tokenizer = None
 
 def _start_worker(name, vocab):
     global _worker_tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process reports an interrupt, once
     _worker_tokenizer = tokenizer.make(name, vocab)
 
 
@@ -338,9 +341,8 @@ class DataSet:
     def finish(self, staging, **facts):
         """Moves the files of the staging folder into place and writes the manifest."""
         self.manifest_path.unlink(missing_ok=True)  # from here to the end the set is incomplete
-        for old in self.folder.iterdir():
-            if re.fullmatch(re.escape(self.prefix) + r"_(train|val)(_\d+)?\.bin", old.name):
-                old.unlink()
+        for old in self.shards():
+            old.unlink()
         for path in sorted(staging.iterdir()):
             path.replace(self.folder / path.name)
         staging.rmdir()
@@ -350,6 +352,21 @@ class DataSet:
         text = json.dumps({"choices": self.choices, **facts}, indent=1) + "\n"
         with shard.atomic(self.manifest_path) as file:
             file.write(text.encode())
+
+    def shards(self):
+        """The token shards of this name that lie in the folder, from whatever run."""
+        pattern = re.compile(re.escape(self.prefix) + r"_(train|val)(_\d+)?\.bin")
+        return [path for path in self.folder.glob("*.bin") if pattern.fullmatch(path.name)]
+
+    def expect(self, names):
+        """Before shards are fetched into the folder itself: no others may stay beside them."""
+        names = set(names)
+        others = [path for path in self.shards() if path.name not in names]
+        if others and not self._overwrite:
+            raise DataError(f"{others[0]}: a shard of another set; --overwrite removes these")
+        for path in others:
+            path.unlink()
+        self.manifest_path.unlink(missing_ok=True)
 
     def staging(self):
         """An empty folder to write into; leftovers of a run that was stopped go away."""
@@ -407,19 +424,14 @@ def build(options, data_set, train, input_bytes, sources, val=None):
         splits[split] = shard.TokenShards(staging, name, coder.vocab_size, limit)
 
     counts = collections.Counter()
+    train_targets = [(splits["train"], options.max_tokens)]
+    if val is None:
+        train_targets.insert(0, (splits["val"], options.val_tokens))
     bar = tqdm(desc=data_set.prefix, total=input_bytes, unit="B", unit_scale=True, disable=None)
-    with Encoder(options) as encoder, bar:
+    with Encoder(options) as encoder, contextlib.closing(train), bar:
         if val is not None:
-            _write(encoder.encode(val), splits["val"], None, None, None, counts, bar)
-        _write(
-            encoder.encode(train),
-            splits["train"],
-            options.max_tokens,
-            splits["val"],
-            options.val_tokens if val is None else None,
-            counts,
-            bar,
-        )
+            _write(encoder.encode(val), [(splits["val"], None)], counts, bar)
+        _write(encoder.encode(train), train_targets, counts, bar)
 
     shards = {split: writer.close() for split, writer in splits.items()}
     if not shards["train"]:
@@ -433,19 +445,19 @@ def build(options, data_set, train, input_bytes, sources, val=None):
     report(data_set, shards)
 
 
-def _write(encoded, main, limit, head, head_tokens, counts, bar):
-    """Writes ids to `main` up to `limit`; the first `head_tokens` go to `head`."""
+def _write(encoded, targets, counts, bar):
+    """Fills the targets, (writer, limit) pairs, one after the other; limit None takes the rest."""
+    last, last_limit = targets[-1]
     for ids, batch in encoded:
         counts.update(
             documents=batch.documents, empty_documents=batch.empty, text_bytes=batch.text_bytes
         )
         bar.update(batch.weight)
-        if head_tokens:
-            part = ids[: head_tokens - head.num_tokens]
-            head.write(part)
+        for writer, limit in targets:
+            part = ids if limit is None else ids[: limit - writer.num_tokens]
+            writer.write(part)
             ids = ids[len(part) :]
-        main.write(ids if limit is None else ids[: limit - main.num_tokens])
-        if main.num_tokens == limit:
+        if last.num_tokens == last_limit:
             break
 
 
@@ -468,7 +480,9 @@ def fetched(options, files, read):
 
 
 def fetched_sources(options, files):
-    return [describe(downloads(options) / file.name, file.url, file.sha256) for file in files]
+    """What the manifest says about the files that were needed: --max-tokens may leave some out."""
+    paths = {file: downloads(options) / file.name for file in files}
+    return [describe(path, file.url, file.sha256) for file, path in paths.items() if path.exists()]
 
 
 def downloads(options):

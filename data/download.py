@@ -8,7 +8,7 @@
 import concurrent.futures
 import functools
 import shutil
-import time
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ HUB = "https://huggingface.co"
 TRIES = 6  # in a row without a new byte
 FIRST_WAIT_S = 1.0  # doubled after each try
 TIMEOUT_S = 30
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
 PARALLEL = 2  # files at a time
 
 
@@ -44,7 +44,7 @@ def hub_files(source, repository, no_checksum=False, folder=""):
     url = f"{source}/api/datasets/{repository}/tree/main" + (f"/{folder}" if folder else "")
     entries = []
     while url:
-        response = _retry(url, functools.partial(_get, url))
+        response = _retry(url, functools.partial(_get, url), threading.Event())
         try:
             entries += [entry for entry in response.json() if entry["type"] == "file"]
         except (ValueError, TypeError, KeyError):
@@ -63,38 +63,59 @@ def hub_files(source, repository, no_checksum=False, folder=""):
 
 def fetch_all(files, folder):
     """The paths of the files in the given order; later ones come while the first ones are used."""
+    stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
-        futures = [pool.submit(fetch, file, folder) for file in files]
+        futures = [pool.submit(fetch, file, folder, stop) for file in files]
         try:
             for future in futures:
                 yield future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stop.set()
+            pool.shutdown(cancel_futures=True)
 
 
-def fetch(file, folder):
-    """Brings one file into the folder, or finds it there, and returns its path."""
+def fetch(file, folder, stop=None):
+    """Brings one file into the folder, or finds it there, and returns its path.
+
+    `stop` is a threading.Event that ends the download at the next block; what came so far is kept.
+    """
+    stop = stop or threading.Event()
     path = folder / file.name
     if path.exists():
-        if file.size is not None and path.stat().st_size != file.size:
-            raise DataError(
-                f"{path}: {path.stat().st_size} bytes, expected {file.size}: remove it, run again"
-            )
+        if wrong := _mismatch(file, path):
+            raise DataError(f"{path}: {wrong}: remove it and run again")
         return path
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     _retry(
         file.url,
-        lambda: _receive(file, part),
+        lambda: _receive(file, part, stop),
+        stop,
         progress=lambda: part.stat().st_size if part.exists() else 0,
     )
-    _check(file, part)
+    if wrong := _mismatch(file, part):
+        part.unlink()
+        _tag_of(part).unlink(missing_ok=True)
+        raise DataError(
+            f"{file.url}: {wrong}: damaged on the way or another file; "
+            f"removed, run again to fetch it anew"
+        )
     part.replace(path)
     _tag_of(part).unlink(missing_ok=True)
     return path
 
 
-def _retry(url, action, progress=lambda: 0):
+def _mismatch(file, path):
+    """How the file on the disk differs from what is known about it, or None."""
+    size = path.stat().st_size
+    if file.size is not None and size != file.size:
+        return f"{size} bytes, expected {file.size}"
+    if file.sha256 is not None and (checksum := sha256_of(path)) != file.sha256:
+        return f"sha256 {checksum}, expected {file.sha256}"
+    return None
+
+
+def _retry(url, action, stop, progress=lambda: 0):
     """Runs the action until it succeeds, or has failed TRIES times in a row without progress."""
     failures, last = 0, progress()
     while True:
@@ -107,7 +128,8 @@ def _retry(url, action, progress=lambda: 0):
                 raise DataError(
                     f"{url}: gave up after {TRIES} tries ({error}); run again to go on"
                 ) from None
-            time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
+            if stop.wait(FIRST_WAIT_S * 2 ** (failures - 1)):
+                raise
 
 
 def _get(url, headers=None):
@@ -125,7 +147,7 @@ def _tag_of(part):
     return part.with_name(part.name + ".tag")
 
 
-def _receive(file, part):
+def _receive(file, part, stop):
     """One request: the rest of the file, or all of it where the rest cannot be asked for."""
     tag = _tag_of(part)
     have = part.stat().st_size if part.exists() and tag.exists() else 0
@@ -158,6 +180,8 @@ def _receive(file, part):
             for block in response.iter_content(BLOCK_BYTES):
                 out.write(block)
                 bar.update(len(block))
+                if stop.is_set():
+                    raise concurrent.futures.CancelledError
     if total is not None and part.stat().st_size < total:
         raise _Interrupted(f"the connection ended at byte {part.stat().st_size} of {total}")
 
@@ -178,16 +202,3 @@ def _check_room(part, total, have):
         raise DataError(
             f"{part.parent}: {total - have} bytes still to come, {free} bytes free on the disk"
         )
-
-
-def _check(file, part):
-    size = part.stat().st_size
-    checksum = sha256_of(part) if file.sha256 is not None else None
-    for what, value, expected in (("bytes", size, file.size), ("sha256", checksum, file.sha256)):
-        if expected is not None and value != expected:
-            part.unlink()
-            _tag_of(part).unlink(missing_ok=True)
-            raise DataError(
-                f"{file.url}: {what} {value}, expected {expected}: damaged on the way or another "
-                f"file; removed, run again to fetch it anew"
-            )

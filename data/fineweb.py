@@ -83,6 +83,7 @@ def fetch_ready(options, data_set):
     if limit is not None:
         files["train"] = files["train"][: math.ceil(limit / 10**8)]
 
+    data_set.expect(file.name for split in files for file in files[split])
     shards = {}
     for split in files:
         paths = download.fetch_all(files[split], options.output)
@@ -93,7 +94,7 @@ def fetch_ready(options, data_set):
                 "bytes": path.stat().st_size,
                 "sha256": file.sha256 or shard.sha256_of(path),
             }
-            for file, path in zip(files[split], paths)
+            for file, path in zip(files[split], paths, strict=True)
         ]
     with shard.atomic(options.output / shard.TOKENIZER_FILE) as file:
         file.write(vocabulary)
