@@ -138,7 +138,7 @@ void attention_cached(Rows out, Rows qkv, floatX* k_cache, floatX* v_cache, int 
 void classifier_loss(float* losses, Rows logits, const int* targets, int N, int V, int Vp,
                      float dloss, bool write_dlogits);
 
-// seq_losses[b] = sum over t of losses[b, t] in double, in order of t.
+// seq_losses[b] = sum over t of losses[b, t] in double, in an order fixed by T alone.
 //   seq_losses (B) device   losses (B, T) device
 void loss_sum_sequences(double* seq_losses, const float* losses, int B, int T);
 
