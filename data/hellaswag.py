@@ -36,7 +36,7 @@ def read_examples(path, coder):
                 raise DataError(
                     f"{path}:{number}: no HellaSwag example ({type(error).__name__}: {error})"
                 ) from None
-            if not context or not all(endings) or not 0 <= label < len(endings):
+            if len(endings) != 4 or not context or not all(endings) or not 0 <= label < 4:
                 raise DataError(
                     f"{path}:{number}: empty text, or label {label} of {len(endings)} endings"
                 )
