@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Runs the tests of a tier and counts their cases.
+#
+#   quick   under 3 minutes on two cores, no CUDA: operations, golden model, exactness, resume, errors
+#   ci      quick, and sanitizers, other builds, the CUDA sources on the CPU, nvcc: under 25 minutes
+#   full    everything, no limit
+#
+# A test is a program or a script that prints a line per case and "N passed, N failed, N skipped" last.
+# Its output is kept in build/test/. The last line here is the sum over all tests.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+tier=${1:-quick}
+case $tier in quick | ci | full) ;; *) echo "usage: $0 quick|ci|full" >&2; exit 2 ;; esac
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+export TEST_TIER=$tier
+logs=build/test
+mkdir -p $logs
+passed=0 failed=0 skipped=0
+begin=$SECONDS
+
+# in_tier TIER: is a test of that tier part of this run?
+in_tier() {
+    case $tier in
+        quick) [ "$1" = quick ] ;;
+        ci) [ "$1" != full ] ;;
+        full) true ;;
+    esac
+}
+
+# job TIER NAME SECONDS COMMAND...: runs one test and adds its counts.
+job() {
+    local job_tier=$1 name=$2 limit=$3 started=$SECONDS log=$logs/${2//[ \/]/_}.log rc counts p f s
+    shift 3
+    in_tier "$job_tier" || return 0
+    timeout -k 5 "$limit" "$@" >"$log" 2>&1
+    rc=$?
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -n 1)
+    read -r p f s <<<"$(sed -E 's/[a-z,]+//g' <<<"${counts:-0 0 0}")"
+    s=${s:-0}
+    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+    if [ $rc -eq 0 ] && [ -z "$counts" ]; then p=1; fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    if [ "$f" -gt 0 ]; then
+        printf 'FAILED %-44s %4d failed, %d passed in %d s, exit %d: %s\n' "$name" "$f" "$p" \
+            $((SECONDS - started)) $rc "$log"
+        grep -vE '^(ok|skip) ' "$log" | tail -n 15 | sed 's/^/       | /'
+    else
+        printf 'ok     %-44s %4d passed%s in %d s\n' "$name" "$p" \
+            "$([ "$s" -gt 0 ] && echo ", $s skipped")" $((SECONDS - started))
+        grep -E '^skip ' "$log" | sed 's/^/       | /' | head -n 5
+    fi
+}
+
+# build TIER VARIABLE=VALUE...: the tests and programs of one variant; a failure counts as one.
+build() {
+    local build_tier=$1
+    shift
+    in_tier "$build_tier" || return 1
+    if ! make -s -j"$(nproc)" WERROR=1 "$@" tests >$logs/build.log 2>&1; then
+        failed=$((failed + 1))
+        echo "FAILED build ${*:-(default)}"
+        grep -E 'error|warning' $logs/build.log | head -n 10 | sed 's/^/       | /'
+        return 1
+    fi
+}
+
+# unit VARIANT TIER [ENVIRONMENT...]: every C test program of a built variant.
+unit() {
+    local variant=$1 unit_tier=$2 program
+    shift 2
+    for program in build/"$variant"/test_*; do
+        [ -x "$program" ] && [ ! -d "$program" ] || continue
+        case $program in *.d | *.o) continue ;; esac
+        job "$unit_tier" "$variant $(basename "$program")" 300 env "$@" "$program"
+    done
+}
+
+# ---- quick ----------------------------------------------------------------------------------------
+
+job quick lint 120 dev/lint.sh
+build quick PRECISION=fp32 && unit cpu-fp32 quick
+build quick PRECISION=bf16 && unit cpu-bf16 quick
+
+echo "tests took $((SECONDS - begin)) s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Installs what building needs and this machine lacks: a C compiler, make, Open MPI, oneDNN, cJSON, zlib.
+# Says what it installs; uses sudo only where it must. Tested with apt (Debian, Ubuntu); dnf and pacman
+# have a list of packages.
+#
+#   scripts/install_deps.sh          what `make` needs
+#   scripts/install_deps.sh --ci     also what the long tests use: clang, clang-format, python3 with numpy
+set -euo pipefail
+
+want_ci=false
+[ "${1:-}" = --ci ] && want_ci=true
+
+if command -v apt-get >/dev/null; then
+    packages="gcc g++ make libc6-dev openmpi-bin libopenmpi-dev libdnnl-dev libcjson-dev zlib1g-dev"
+    $want_ci && packages+=" git clang clang-format libclang-rt-14-dev llvm python3 python3-numpy python3-venv"
+    is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+    refresh() { $root apt-get update -qq; }
+    install() { $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; }
+elif command -v dnf >/dev/null; then
+    packages="gcc gcc-c++ make openmpi openmpi-devel onednn-devel cjson-devel zlib-devel"
+    $want_ci && packages+=" git clang clang-tools-extra compiler-rt python3 python3-numpy"
+    is_installed() { rpm -q "$1" >/dev/null 2>&1; }
+    refresh() { :; }
+    install() { $root dnf install -y -q "$@"; }
+elif command -v pacman >/dev/null; then
+    packages="gcc make openmpi onednn cjson zlib"
+    $want_ci && packages+=" git clang compiler-rt python python-numpy"
+    is_installed() { pacman -Q "$1" >/dev/null 2>&1; }
+    refresh() { :; }
+    install() { $root pacman -S --noconfirm --needed "$@"; }
+else
+    echo "error: no apt-get, dnf or pacman here; install a C compiler, make, Open MPI, oneDNN, cJSON" \
+         "and zlib with their headers (oneDNN can be left out: make DNNL=0; MPI too: make MPI=0)" >&2
+    exit 2
+fi
+
+missing=()
+for package in $packages; do
+    is_installed "$package" || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+root=""
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || {
+        echo "error: these packages are missing and only root can install them: ${missing[*]}" >&2
+        exit 2
+    }
+    root=sudo
+fi
+echo "installing ${missing[*]}${root:+ (with sudo)}"
+refresh
+if ! install "${missing[@]}" >/tmp/install_deps.$$.log 2>&1; then
+    tail -n 20 /tmp/install_deps.$$.log >&2
+    echo "error: the package manager could not install: ${missing[*]}" >&2
+    exit 2
+fi
+rm -f /tmp/install_deps.$$.log
