@@ -60,7 +60,7 @@ SANITIZE := $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined -fno-sanitiz
             $(if $(filter thread memory,$(SAN)),-fsanitize=$(SAN)) \
             $(if $(filter-out 0,$(SAN)),-fno-omit-frame-pointer) $(if $(filter 1,$(COVERAGE)),--coverage)
 DEFINES  := -D_GNU_SOURCE -D$(PRECISION_DEFINE) $(if $(filter 1,$(HOSTILE)),-DHOSTILE) \
-            $(if $(filter 0,$(MPI)),-DNO_MPI) $(if $(filter 0,$(DNNL)),-DNO_DNNL) \
+            $(if $(filter 0,$(MPI)),-DNO_MPI,$(if $(filter-out cpu,$(BACKEND)),-DWITH_NCCL)) $(if $(filter 0,$(DNNL)),-DNO_DNNL) \
             $(if $(filter 1,$(DEBUG)),-DDEBUG)
 INCLUDES := -Isrc -I.
 

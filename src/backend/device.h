@@ -31,8 +31,10 @@ void device_free_all(void); // every allocation of device_alloc, streams, handle
 // Threads a rank would use: --threads, else OMP_NUM_THREADS, else max(1, online cores / local_size).
 int device_threads(int requested, int local_size);
 
-const char* device_backend(void);     // "cpu" or "cuda"
-const char* device_description(void); // "2 threads, AVX-512 BF16, oneDNN 2.6.3" | "NVIDIA H200, ..."
+const char* device_backend(void); // "cpu" or "cuda"
+bool device_is_host(void);        // device memory is host memory (CPU)
+const char*
+device_description(void); // "2 threads, AVX-512 BF16, oneDNN 2.6.3" | "NVIDIA H200, ..."
 
 // Peak of matrix products in TFLOP/s for floatX, 0 where unknown (the CPU).
 double device_peak_tflops(void);
@@ -41,6 +43,9 @@ double device_peak_tflops(void);
 // (CUDA: 256); zeroed, or NaN under ZERO_DEBUG=poison. A name that is not a line returns NULL (the
 // line was 0 bytes). Out of memory: one line with the plan, exit code 2.
 void* device_alloc(Ledger* ledger, const char* name);
+
+// The same for host memory that messages pass through: pinned on CUDA, device_alloc on the CPU.
+void* device_alloc_pinned(Ledger* ledger, const char* name);
 
 // After this, device_alloc dies: all allocation happens before step 0.
 void device_alloc_freeze(void);
@@ -57,12 +62,12 @@ void device_fill(void* dst, int byte, size_t bytes, stream_t stream); // byte 0x
 void device_upload_async(void* device, const void* host, size_t bytes);
 
 event_t event_create(void);
-void event_record(event_t event, stream_t stream);      // marks what has been queued so far
-void event_wait(event_t event, stream_t stream);        // later work on stream waits for the mark
-bool event_is_done(event_t event);                      // has the marked work happened?
-double event_elapsed_ms(event_t begin, event_t end);    // both done; host clock on the CPU
+void event_record(event_t event, stream_t stream);   // marks what has been queued so far
+void event_wait(event_t event, stream_t stream);     // later work on stream waits for the mark
+bool event_is_done(event_t event);                   // has the marked work happened?
+double event_elapsed_ms(event_t begin, event_t end); // both done; host clock on the CPU
 void event_destroy(event_t event);
-void device_synchronize(void);                          // polls; for the end of a step and shutdown
+void device_synchronize(void); // polls; for the end of a step and shutdown
 
 double now_seconds(void); // monotonic host clock
 

@@ -105,8 +105,8 @@ void matmul_backward_input(Rows din, Rows dout, const floatX* weight, WeightLayo
 // dweight (+)= in^T * dout in the weight's layout, dbias (+)= column sums of dout (dbias.ptr NULL:
 // none). Rows are summed in order in chunks of at most 1024, in fp32.
 //   dweight (C, OC) or (OC, C)   dbias (OC)   in (N, C)   dout (N, OC)
-void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, WeightLayout layout, int N,
-                            int C, int OC);
+void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, WeightLayout layout,
+                            int N, int C, int OC);
 
 // out = gelu(in), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). (N, C)
 // Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -177,7 +177,7 @@ long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments,
 
 // acc = ((acc + src[0]) + src[1]) + ... element by element in fp32, rounded to acc_dtype after each
 // addition; with accumulate false the first source is assigned. Sources are device pointers, in rank
-// order, num_sources <= FOLD_MAX_SOURCES. acc may be one of the sources only if it is src[0] and
+// order, num_sources <= FOLD_MAX_SOURCES. acc may be one of the sources if the types are equal and
 // accumulate is false.
 enum { FOLD_MAX_SOURCES = 64 };
 void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* sources,

@@ -45,8 +45,8 @@ static inline uint16_t float_to_fp16_bits(float x) {
     // Subnormal results (below 2^-14): adding 0.5 aligns the last place to 2^-24 and rounds.
     uint32_t subnormal = float_bits(bits_float(a) + 0.5f) - 0x3F000000u;
     uint32_t h = a < 0x38800000u ? subnormal : normal;
-    h = a >= 0x47800000u ? 0x7C00u : h;                              // 65536 and above, infinity
-    h = a > 0x7F800000u ? 0x7E00u | ((a >> 13) & 0x3FFu) : h;        // NaN
+    h = a >= 0x47800000u ? 0x7C00u : h;                       // 65536 and above, infinity
+    h = a > 0x7F800000u ? 0x7E00u | ((a >> 13) & 0x3FFu) : h; // NaN
     return (uint16_t)(sign | h);
 }
 static inline float fp16_bits_to_float(uint16_t b) {

@@ -37,8 +37,8 @@ typedef struct {
     TensorSpec* tensors; // (num_tensors)
     int num_tensors;
     int num_units;
-    size_t* unit_elems;  // (num_units) elements with inner padding, a multiple of PARAM_ALIGN
-    size_t num_params;   // elements without any padding
+    size_t* unit_elems; // (num_units) elements with inner padding, a multiple of PARAM_ALIGN
+    size_t num_params;  // elements without any padding
 } ParamTable;
 
 // The tensor of that name, or -1.

@@ -6,7 +6,8 @@
 #include "core/check.h"
 
 double rng_normal(uint64_t seed, uint64_t stream, uint64_t counter) {
-    double u = rng_uniform(seed, stream, 2 * counter), v = rng_uniform(seed, stream, 2 * counter + 1);
+    double u = rng_uniform(seed, stream, 2 * counter),
+           v = rng_uniform(seed, stream, 2 * counter + 1);
     const double two_pi = 6.283185307179586;
     return sqrt(-2.0 * log(1.0 - u)) * cos(two_pi * v); // 1 - u is in (0, 1]
 }

@@ -21,7 +21,8 @@ void gpt2_block_backward(GPT2* model, const floatX* block, int l, Grad g, int B,
                           4 * C, C);
     matmul_backward_weight(grad_at(g, model->at.fc_w), grad_at(g, model->at.fc_b), acts->ln2, dfc,
                            WEIGHT_IN_OUT, N, C, 4 * C);
-    matmul_backward_input(dbranch, dfc, block + model->at.fc_w, WEIGHT_IN_OUT, no_rows, N, C, 4 * C);
+    matmul_backward_input(dbranch, dfc, block + model->at.fc_w, WEIGHT_IN_OUT, no_rows, N, C,
+                          4 * C);
     layernorm_backward(dresidual, dresidual, grad_at(g, model->at.ln2_w),
                        grad_at(g, model->at.ln2_b), dbranch, acts->residual2, acts->ln2_mean,
                        acts->ln2_rstd, block + model->at.ln2_w, N, C);
@@ -29,11 +30,11 @@ void gpt2_block_backward(GPT2* model, const floatX* block, int l, Grad g, int B,
     // Attention: residual1 -> ln1 -> qkv -> att -> proj
     matmul_backward_weight(grad_at(g, model->at.proj_w), grad_at(g, model->at.proj_b), acts->att,
                            dresidual, WEIGHT_IN_OUT, N, C, C);
-    matmul_backward_input(dbranch, dresidual, block + model->at.proj_w, WEIGHT_IN_OUT, no_rows, N, C,
-                          C);
+    matmul_backward_input(dbranch, dresidual, block + model->at.proj_w, WEIGHT_IN_OUT, no_rows, N,
+                          C, C);
     attention_backward(dqkv, dbranch, acts->qkv, acts->att, acts->lse, B, T, C, NH);
-    matmul_backward_weight(grad_at(g, model->at.qkv_w), grad_at(g, model->at.qkv_b), acts->ln1, dqkv,
-                           WEIGHT_IN_OUT, N, C, 3 * C);
+    matmul_backward_weight(grad_at(g, model->at.qkv_w), grad_at(g, model->at.qkv_b), acts->ln1,
+                           dqkv, WEIGHT_IN_OUT, N, C, 3 * C);
     matmul_backward_input(dbranch, dqkv, block + model->at.qkv_w, WEIGHT_IN_OUT, no_rows, N, C,
                           3 * C);
     layernorm_backward(dresidual, dresidual, grad_at(g, model->at.ln1_w),

@@ -18,7 +18,7 @@ typedef struct {
 
 static const Size gpt2_sizes[] = {{6, 384, 6},    {12, 768, 12},  {24, 1024, 16}, {36, 1280, 20},
                                   {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
-static const Size gpt3_sizes[] = {{6, 384, 6},    {12, 768, 12},  {24, 1024, 16},  {24, 1536, 16},
+static const Size gpt3_sizes[] = {{6, 384, 6},    {12, 768, 12},  {24, 1024, 16}, {24, 1536, 16},
                                   {24, 2048, 16}, {32, 2560, 32}, {32, 4096, 32}, {96, 12288, 96}};
 static const struct {
     const char* name;
@@ -63,8 +63,10 @@ static bool parse_custom(GPT2Config* config, const char* text, int default_vocab
             if (strcmp(item, fields[i].key) == 0) field = fields[i].value;
         }
         if (!field)
-            return error_set(error, EXIT_USAGE, "-e %s: '%s' is not one of L= NH= C= V= T=", text, item);
-        if (*field != 0) return error_set(error, EXIT_USAGE, "-e %s: %s is given twice", text, item);
+            return error_set(error, EXIT_USAGE, "-e %s: '%s' is not one of L= NH= C= V= T=", text,
+                             item);
+        if (*field != 0)
+            return error_set(error, EXIT_USAGE, "-e %s: %s is given twice", text, item);
         if (!parse_count(equals + 1, field) || *field < 1)
             return error_set(error, EXIT_USAGE, "-e %s: %s=%s is not a positive number", text, item,
                              equals + 1);
@@ -80,13 +82,16 @@ static bool parse_custom(GPT2Config* config, const char* text, int default_vocab
     return gpt2_config_check(config, text, error);
 }
 
-bool gpt2_config_parse(GPT2Config* config, const char* text, int default_vocab,
-                       bool* is_descriptor, Error* error) {
+bool gpt2_config_parse(GPT2Config* config, const char* text, int default_vocab, bool* is_descriptor,
+                       Error* error) {
     const char* number = NULL;
     bool is_gpt3 = strncmp(text, "gpt3:c", 6) == 0;
-    if (is_gpt3) number = text + 6;
-    else if (strncmp(text, "gpt2:d", 6) == 0) number = text + 6;
-    else if (text[0] == 'd' && text[1] >= '0' && text[1] <= '9') number = text + 1;
+    if (is_gpt3)
+        number = text + 6;
+    else if (strncmp(text, "gpt2:d", 6) == 0)
+        number = text + 6;
+    else if (text[0] == 'd' && text[1] >= '0' && text[1] <= '9')
+        number = text + 1;
     if (is_descriptor) *is_descriptor = true;
 
     for (size_t i = 0; i < COUNT(gpt2_names); i++) {

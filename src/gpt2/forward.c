@@ -29,7 +29,8 @@ static void block_forward(const GPT2* model, const floatX* block, const BlockAct
     matmul_forward(acts->qkv, no_rows, acts->ln1, block + model->at.qkv_w, WEIGHT_IN_OUT,
                    block + model->at.qkv_b, N, C, 3 * C);
     if (pass.k_cache)
-        attention_cached(acts->att, acts->qkv, pass.k_cache, pass.v_cache, pass.first_pos, N, C, NH);
+        attention_cached(acts->att, acts->qkv, pass.k_cache, pass.v_cache, pass.first_pos, N, C,
+                         NH);
     else
         attention_forward(acts->att, acts->lse, acts->qkv, pass.B, pass.T, C, NH);
     matmul_forward(model->branch, no_rows, acts->att, block + model->at.proj_w, WEIGHT_IN_OUT,
@@ -62,14 +63,17 @@ void gpt2_block_recompute(GPT2* model, const floatX* block, int l, int B, int T)
     int C = model->config.C, N = B * T;
     Pass pass = {B, T, NULL, NULL, 0};
     switch (model->shape.recompute) {
-    case RECOMPUTE_NONE: break;
+    case RECOMPUTE_NONE:
+        break;
     case RECOMPUTE_GELU_LAYERNORM:
         layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, no_rows, acts->residual1,
                           no_rows, block + model->at.ln1_w, block + model->at.ln1_b, N, C);
         layernorm_forward(acts->ln2, acts->ln2_mean, acts->ln2_rstd, no_rows, acts->residual2,
                           no_rows, block + model->at.ln2_w, block + model->at.ln2_b, N, C);
         // fall through
-    case RECOMPUTE_GELU: gelu_forward(acts->gelu, acts->fc, N, 4 * C); break;
+    case RECOMPUTE_GELU:
+        gelu_forward(acts->gelu, acts->fc, N, 4 * C);
+        break;
     case RECOMPUTE_BLOCK:
         block_forward(model, block, acts, acts->residual1, no_rows, pass, false);
         break;
@@ -114,7 +118,8 @@ void gpt2_head_loss(GPT2* model, const floatX* embedding, const int* targets, fl
 
 // All blocks work in the buffers of block 0: nothing is kept for a backward pass.
 
-void gpt2_cached_embed(GPT2* model, const floatX* embedding, const int* tokens, int first_pos, int n) {
+void gpt2_cached_embed(GPT2* model, const floatX* embedding, const int* tokens, int first_pos,
+                       int n) {
     embedding_forward(model->blocks[0].residual1, tokens, embedding + model->at.wte,
                       embedding + model->at.wpe, first_pos, 1, n, model->config.C);
 }

@@ -32,8 +32,8 @@ static inline int gpt2_padded_vocab(const GPT2Config* c) { return (int)round_up(
 // or L=2,NH=4,C=64[,V=257][,T=128]. V and T that the text leaves open become default_vocab and 1024.
 // False with `error` set: not a descriptor, or an impossible one (code 2). `is_descriptor`, if not
 // NULL, says whether the text has the form of one at all.
-bool gpt2_config_parse(GPT2Config* config, const char* text, int default_vocab,
-                       bool* is_descriptor, Error* error);
+bool gpt2_config_parse(GPT2Config* config, const char* text, int default_vocab, bool* is_descriptor,
+                       Error* error);
 
 // Checks a configuration from wherever it came: all >= 1, NH divides C, V within uint32 ids.
 bool gpt2_config_check(const GPT2Config* config, const char* where, Error* error);
@@ -56,7 +56,12 @@ void gpt2_init_range(float* out, const ParamTable* table, int tensor, size_t fir
 enum { LOGITS_ROWS = 1024 }; // rows of logits that exist at once
 
 // What backward computes again instead of keeping it.
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_GELU_LAYERNORM, RECOMPUTE_BLOCK } Recompute;
+typedef enum {
+    RECOMPUTE_NONE,
+    RECOMPUTE_GELU,
+    RECOMPUTE_GELU_LAYERNORM,
+    RECOMPUTE_BLOCK
+} Recompute;
 
 typedef struct {
     int B, T;            // micro-batch; training, evaluation and HellaSwag share the buffers
@@ -68,17 +73,17 @@ typedef struct {
 
 // One block's activations. What a recompute level leaves out points into buffers shared by all blocks.
 typedef struct {
-    Rows residual1;      // (N, C)  input of the block; of block 0 the embedding
-    Rows ln1;            // (N, C)
+    Rows residual1;             // (N, C)  input of the block; of block 0 the embedding
+    Rows ln1;                   // (N, C)
     float *ln1_mean, *ln1_rstd; // (N)
-    Rows qkv;            // (N, 3C)
-    Rows att;            // (N, C)
-    float* lse;          // (B, NH, T)
-    Rows residual2;      // (N, C)
-    Rows ln2;            // (N, C)
+    Rows qkv;                   // (N, 3C)
+    Rows att;                   // (N, C)
+    float* lse;                 // (B, NH, T)
+    Rows residual2;             // (N, C)
+    Rows ln2;                   // (N, C)
     float *ln2_mean, *ln2_rstd; // (N)
-    Rows fc;             // (N, 4C) before GELU
-    Rows gelu;           // (N, 4C)
+    Rows fc;                    // (N, 4C) before GELU
+    Rows gelu;                  // (N, 4C)
 } BlockActs;
 
 typedef struct {
@@ -90,16 +95,16 @@ typedef struct {
         size_t ln1_w, ln1_b, qkv_w, qkv_b, proj_w, proj_b, ln2_w, ln2_b, fc_w, fc_b, fcproj_w,
             fcproj_b; // offsets inside every block
     } at;
-    BlockActs* blocks;        // (L)
-    Rows branch;              // (N, C)  last projection of a block, not yet added to its residual
-    Rows residual_final, lnf; // (N, C)
+    BlockActs* blocks;          // (L)
+    Rows branch;                // (N, C)  last projection of a block, not yet added to its residual
+    Rows residual_final, lnf;   // (N, C)
     float *lnf_mean, *lnf_rstd; // (N)
-    Rows logits;              // (LOGITS_ROWS, Vp)
-    float* losses;            // (B, T)
-    Rows dresidual;           // (N, C)  gradient of the residual stream, flowing down
-    Rows dbranch;             // (N, C)
-    Rows dwide;               // (N, 4C) gradient of fc, then of qkv
-    floatX *k_cache, *v_cache; // (L, cache_T, C)
+    Rows logits;                // (LOGITS_ROWS, Vp)
+    float* losses;              // (B, T)
+    Rows dresidual;             // (N, C)  gradient of the residual stream, flowing down
+    Rows dbranch;               // (N, C)
+    Rows dwide;                 // (N, 4C) gradient of fc, then of qkv
+    floatX *k_cache, *v_cache;  // (L, cache_T, C)
 } GPT2;
 
 // Fills config, table and offsets. No device memory.
@@ -133,7 +138,8 @@ void gpt2_embed_backward(GPT2* model, Grad dembedding, const int* tokens, int B,
 
 // n new tokens of one sequence at positions first_pos ...; the logits of the last one end in
 // logits row 0.
-void gpt2_cached_embed(GPT2* model, const floatX* embedding, const int* tokens, int first_pos, int n);
+void gpt2_cached_embed(GPT2* model, const floatX* embedding, const int* tokens, int first_pos,
+                       int n);
 void gpt2_cached_block(GPT2* model, const floatX* block, int l, int first_pos, int n);
 void gpt2_cached_logits(GPT2* model, const floatX* embedding, int n);
 

@@ -80,7 +80,8 @@ void gpt2_param_table(ParamTable* table, const GPT2Config* config) {
 void gpt2_init_range(float* out, const ParamTable* table, int tensor, size_t first, size_t count,
                      uint64_t seed) {
     const TensorSpec* t = &table->tensors[tensor];
-    CHECK(first + count <= t->elems, "%s has %zu elements, not %zu", t->name, t->elems, first + count);
+    CHECK(first + count <= t->elems, "%s has %zu elements, not %zu", t->name, t->elems,
+          first + count);
     double mean = (double)t->init_mean, std = (double)t->init_std;
     if (t->init_std == 0.0f) {
         for (size_t i = 0; i < count; i++) out[i] = t->init_mean;

@@ -59,7 +59,7 @@ void step_forward(Step* step, const int* inputs, const int* targets, int micro) 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     device_upload_async(step->inputs, inputs, bytes);
     device_upload_async(step->targets, targets, bytes);
-    zero_begin_micro_step(step->zero, micro);
+    zero_begin_micro_step(step->zero, step->number, micro);
     step->embedding = forward_below_head(step, B, T);
 }
 

@@ -15,6 +15,7 @@ extern "C" {
 typedef struct {
     GPT2* model;
     Zero* zero;
+    long number;           // of the training step under way, from 1
     int *inputs, *targets; // (B, T) device: the micro-batch at hand
     const floatX*
         embedding;        // the embedding unit's weights, held from forward to the head's backward
