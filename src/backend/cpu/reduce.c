@@ -1,0 +1,142 @@
+// backend/cpu/reduce.c - passes over gradients: norm, search for non-finite numbers, fold, conversion.
+//
+// Each works on blocks of a fixed number of elements, one thread per block, so no result depends on the
+// threads. The streams are one on the CPU.
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/vector_math.h"
+
+enum { BLOCK = 4096 };
+
+// fp32 values of elements first .. first + n of a buffer of either type
+static void load_block(float* out, const void* from, DType dtype, size_t first, size_t n) {
+    if (dtype == DTYPE_FP32) {
+        memcpy(out, (const float*)from + first, n * sizeof(float));
+    } else if (dtype == DTYPE_BF16) {
+        const uint16_t* bits = (const uint16_t*)from + first;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) out[i] = bf16_bits_to_float(bits[i]);
+    } else {
+        const uint16_t* bits = (const uint16_t*)from + first;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) out[i] = fp16_bits_to_float(bits[i]);
+    }
+}
+
+static void store_block(void* to, DType dtype, size_t first, const float* values, size_t n) {
+    if (dtype == DTYPE_FP32) {
+        memcpy((float*)to + first, values, n * sizeof(float));
+    } else if (dtype == DTYPE_BF16) {
+        uint16_t* bits = (uint16_t*)to + first;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) bits[i] = float_to_bf16_bits(values[i]);
+    } else {
+        uint16_t* bits = (uint16_t*)to + first;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) bits[i] = float_to_fp16_bits(values[i]);
+    }
+}
+
+// ---- norm ------------------------------------------------------------------------------------------
+
+static double sum_of_squares(const float x[NORM_BLOCK]) {
+    double lanes[LANES] = {0};
+    for (int i = 0; i < NORM_BLOCK; i += LANES) {
+#pragma omp simd
+        for (int j = 0; j < LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+    }
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
+    }
+    return lanes[0];
+}
+
+// The first segment that ends after element `at`; segments stand in ascending order.
+static int first_segment_after(const Segment* segments, int num_segments, size_t at) {
+    int low = 0, high = num_segments;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (segments[middle].offset + segments[middle].elems > at) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+void norm_partials(double* partials, const void* grad, DType grad_dtype, size_t elems,
+                   const Segment* segments, int num_segments, stream_t stream) {
+    (void)stream;
+#pragma omp parallel for schedule(static)
+    for (size_t block = 0; block < ceil_div(elems, NORM_BLOCK); block++) {
+        const size_t begin = block * NORM_BLOCK, end = min_size(begin + NORM_BLOCK, elems);
+        float values[NORM_BLOCK] = {0};
+        int s = first_segment_after(segments, num_segments, begin);
+        for (; s < num_segments && segments[s].offset < end; s++) {
+            const size_t from = max_size(begin, segments[s].offset);
+            const size_t to = min_size(end, segments[s].offset + segments[s].elems);
+            load_block(values + (from - begin), grad, grad_dtype, from, to - from);
+        }
+        partials[block] = sum_of_squares(values);
+    }
+}
+
+long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments, int num_segments,
+                    size_t* count) {
+    long first_found = -1;
+    *count = 0;
+    for (int s = 0; s < num_segments; s++) {
+        for (size_t first = 0; first < segments[s].elems; first += BLOCK) {
+            const size_t n = min_size(BLOCK, segments[s].elems - first);
+            float values[BLOCK];
+            load_block(values, grad, grad_dtype, segments[s].offset + first, n);
+            for (size_t i = 0; i < n; i++) {
+                if (isfinite(values[i])) continue;
+                const long at = (long)(segments[s].offset + first + i);
+                if (first_found < 0 || at < first_found) first_found = at;
+                ++*count;
+            }
+        }
+    }
+    return first_found;
+}
+
+// ---- fold and conversion ---------------------------------------------------------------------------
+
+void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* sources,
+          DType source_dtype, int num_sources, size_t elems, stream_t stream) {
+    (void)stream;
+    CHECK(num_sources >= 1 && num_sources <= FOLD_MAX_SOURCES, "%d sources", num_sources);
+#pragma omp parallel for schedule(static)
+    for (size_t first = 0; first < elems; first += BLOCK) {
+        const size_t n = min_size(BLOCK, elems - first);
+        float sum[BLOCK], term[BLOCK];
+        load_block(sum, accumulate ? acc : sources[0], accumulate ? acc_dtype : source_dtype, first,
+                   n);
+        for (int s = accumulate ? 0 : 1; s < num_sources; s++) {
+            // The sum is rounded to acc's type after each addition, and its first term when assigned.
+            if (acc_dtype != DTYPE_FP32) {
+                store_block(acc, acc_dtype, first, sum, n);
+                load_block(sum, acc, acc_dtype, first, n);
+            }
+            load_block(term, sources[s], source_dtype, first, n);
+#pragma omp simd
+            for (size_t i = 0; i < n; i++) sum[i] += term[i];
+        }
+        store_block(acc, acc_dtype, first, sum, n);
+    }
+}
+
+void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems,
+             stream_t stream) {
+    (void)stream;
+    // In place and to a narrower type, a block is written over blocks before it: one thread, in order.
+    const bool in_order = dst == src && dst_dtype != src_dtype;
+#pragma omp parallel for schedule(static) if (!in_order)
+    for (size_t first = 0; first < elems; first += BLOCK) {
+        const size_t n = min_size(BLOCK, elems - first);
+        float values[BLOCK];
+        load_block(values, src, src_dtype, first, n);
+        store_block(dst, dst_dtype, first, values, n);
+    }
+}
