@@ -116,7 +116,7 @@ static bool read_header(Shard* shard, int fd, Error* error) {
 static bool inspect_shard(Shard* shard, int T, Error* error) {
     const char* slash = strrchr(shard->path, '/');
     shard->name = slash ? slash + 1 : shard->path;
-    int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block us
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
         error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", shard->path, strerror(errno));
