@@ -51,14 +51,15 @@ bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* com
 bool checkpoint_find(const char* out, CheckpointState* state, char dir[PATH_MAX], bool* found,
                      Comm* comm, Error* error);
 
-// Masters, m and v from that directory onto all ranks, then zero_publish.
-bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero, Error* error);
-
 typedef struct {
-    char dir[64]; // "step_00000010"
-    size_t bytes;
+    char name[32]; // "step_00000010"
+    size_t bytes;  // written or read
     double ms;
 } CheckpointReport;
+
+// Masters, m and v from that directory onto all ranks, then zero_publish.
+bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
+                     CheckpointReport* report, Error* error);
 
 // Writes OUT/step_%08d for state->step and deletes what -nk no longer keeps. False: `error` (code 4)
 // says why, the temporary directory is gone, earlier checkpoints are untouched; the run may go on.

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "core/check.h"
+#include "core/dtype.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,7 +22,7 @@ extern "C" {
 
 enum {
     SAFETENSORS_MAX_DIMS = 8,
-    SAFETENSORS_MAX_HEADER = 16 << 20, // bytes; GPT-2 1.5B needs 60 KB
+    SAFETENSORS_MAX_HEADER = 32 << 20, // bytes; moments of 10,000 layers need 25 MB
 };
 
 typedef struct {
@@ -56,6 +57,10 @@ const SafeTensor* safetensors_find(const SafeTensors* file, const char* name);
 // Elements [first, first + count) of an F32, F16 or BF16 tensor as fp32.
 bool safetensors_read(const SafeTensors* file, const SafeTensor* tensor, uint64_t first,
                       size_t count, float* out, Error* error);
+
+// `count` elements of `dtype` at a byte offset of a file as fp32; errno tells why not, 0: the file ends.
+// Shared with readers of other formats.
+bool read_floats_at(int fd, uint64_t offset, DType dtype, size_t count, float* out);
 
 // ---- writing -------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@
 extern "C" {
 #endif
 
+enum { STATE_FORMAT = 1 };
+
 enum { OUTLIER_WINDOW = 128 }; // steps that the outlier statistics look back, as in llm.c
 
 typedef struct {
@@ -51,14 +53,7 @@ typedef struct {
     int num_data_files;
 } CheckpointState;
 
-// A file of the checkpoint as state.json lists it.
-typedef struct {
-    const char* name;
-    uint64_t bytes;
-    uint32_t crc32;
-} CheckpointFile;
-
-// Files that state.json vouches for, in its order.
+// The files that state.json vouches for, in its order.
 enum {
     CHECKPOINT_CONFIG,
     CHECKPOINT_GENERATION,
@@ -66,6 +61,11 @@ enum {
     CHECKPOINT_OPTIMIZER,
     NUM_CHECKPOINT_FILES
 };
+typedef struct {
+    uint64_t bytes;
+    uint32_t crc32;
+} CheckpointFile;
+const char* checkpoint_file_name(int file); // "config.json", ...
 
 // state.json as text, to be freed with free(). Seeds beyond 2^53 are written as strings, since JSON
 // readers hold numbers as doubles.
@@ -78,15 +78,18 @@ bool state_from_json(CheckpointState* state, CheckpointFile files[NUM_CHECKPOINT
 void state_free(CheckpointState* state);
 
 // Fills the options that were not on the command line from the stored run (-t -d -x -l -k -u -q -c,
-// betas, seed); prints one line for each that was given and differs.
+// betas, seed); warns of each that was given and differs. Before options_resolve.
 void state_fill_options(const CheckpointState* stored, Options* options);
 
-// Can a run with this model, these options and data go on from `stored`? Else the reason, code 2:
-// another model, T, total batch (with what divides for these ranks) or, without allow_new_data,
-// other data. Call after state_fill_options, with defaults of -b and -t settled.
+// Can a run of this model with these options go on from `stored`? Else the reason, code 2: another
+// model, T or total batch, or one that these ranks cannot cut into micro-batches, with what they can.
+// After state_fill_options and before options_resolve.
 bool state_check_resume(const CheckpointState* stored, const GPT2Config* model,
-                        const Options* options, int world_size, const DataFile* data_files,
-                        int num_data_files, Error* error);
+                        const Options* options, int world_size, Error* error);
+
+// Is this the data of the stored run? Else the reason, code 2.
+bool state_check_data(const CheckpointState* stored, const DataFile* files, int num_files,
+                      Error* error);
 
 // ---- config.json ---------------------------------------------------------------------------------
 
