@@ -25,8 +25,8 @@
 // has a section of its own: gcc refuses inline and plain functions in the same one.
 #undef __shared__
 #define EMU_QUOTE_(x) #x
-#define EMU_QUOTE(x) EMU_QUOTE_(x)
-#define __shared__ static __attribute__((section(".cudashared." EMU_QUOTE(__COUNTER__))))
+#define EMU_QUOTE(x)  EMU_QUOTE_(x)
+#define __shared__    static __attribute__((section(".cudashared." EMU_QUOTE(__COUNTER__))))
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -34,15 +34,14 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #undef __noinline__
 #define __noinline__ __attribute__((noinline))
-#define __grid_constant__
 
 // ---- names that CUDA has at global scope ------------------------------------
 
-using std::max;
-using std::min;
 using std::isfinite;
 using std::isinf;
 using std::isnan;
+using std::max;
+using std::min;
 constexpr int warpSize = 32;
 
 #include "emu.h"
@@ -61,9 +60,6 @@ template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes, unsign
 }
 template <class T> inline cudaError_t cudaHostAlloc(T** p, size_t bytes, unsigned flags) {
     return cudaHostAlloc(reinterpret_cast<void**>(p), bytes, flags);
-}
-template <class T> inline cudaError_t cudaMallocAsync(T** p, size_t bytes, cudaStream_t stream) {
-    return cudaMallocAsync(reinterpret_cast<void**>(p), bytes, stream);
 }
 template <class T>
 inline cudaError_t cudaFuncSetAttribute(T* kernel, cudaFuncAttribute attribute, int value) {

@@ -39,8 +39,10 @@ struct Site {
 
 // ---- starting a kernel ------------------------------------------------------
 
-// Queues work on a stream: at once, or when somebody waits for it (CUDA_ON_CPU_LAZY).
-void enqueue(cudaStream_t stream, std::function<void()> work);
+// Queues work on a stream; it runs at once, or when somebody waits for it (CUDA_ON_CPU_LAZY).
+// `name` is for reports and must live; a kernel's own name is used where `kernel` is given.
+void enqueue(cudaStream_t stream, const char* name, std::function<void()> work,
+             const void* kernel = nullptr);
 
 // Refuses what a GPU refuses: block and grid sizes, shared memory above the limit set.
 cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
@@ -48,7 +50,8 @@ cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t share
 // Ends the run when argument `index` of `kernel` is a pointer to memory a GPU could not reach.
 void check_pointer(const void* kernel, int index, const void* p);
 template <class T> void check_argument(const void* kernel, int index, const T& argument) {
-    if constexpr (std::is_pointer_v<T>) check_pointer(kernel, index, argument);
+    constexpr bool is_data = !std::is_function_v<std::remove_pointer_t<T>>;
+    if constexpr (std::is_pointer_v<T> && is_data) check_pointer(kernel, index, argument);
 }
 
 // Runs `body(context)` once for every thread of every block.
@@ -64,18 +67,18 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
     cudaError_t refused = check_launch(id, grid, block, shared_bytes);
     if (refused != cudaSuccess) return refused;
 
-    std::tuple<std::decay_t<P>...> values(static_cast<std::decay_t<P>>(
-        std::forward<A>(arguments))...);
+    std::tuple<std::decay_t<P>...> values(
+        static_cast<std::decay_t<P>>(std::forward<A>(arguments))...);
     int index = 0;
     std::apply([&](auto&... value) { (check_argument(id, ++index, value), ...); }, values);
     (void)index; // a kernel without parameters
 
-    enqueue(stream, [=]() mutable {
+    auto run = [=]() mutable {
         auto call = [&] { std::apply(kernel, values); };
-        run_grid(
-            id, grid, block, shared_bytes,
-            [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
-    });
+        auto body = [](void* context) { (*static_cast<decltype(call)*>(context))(); };
+        run_grid(id, grid, block, shared_bytes, body, &call);
+    };
+    enqueue(stream, "kernel", std::move(run), id);
     return cudaSuccess;
 }
 
@@ -98,7 +101,7 @@ const char* warp_exchange(uint32_t mask, const void* deposit, size_t bytes, Site
 
 template <class T> T table_entry(const char* table, int lane) {
     T value;
-    memcpy(&value, table + lane * sizeof value, sizeof value);
+    memcpy(static_cast<void*>(&value), table + lane * sizeof value, sizeof value);
     return value;
 }
 

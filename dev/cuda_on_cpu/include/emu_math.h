@@ -36,7 +36,7 @@ namespace emu {
 template <class To, class From> inline To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "bits of another size");
     To to;
-    memcpy(&to, &from, sizeof to);
+    memcpy(static_cast<void*>(&to), &from, sizeof to);
     return to;
 }
 } // namespace emu

@@ -32,9 +32,7 @@ inline void __threadfence_system() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
 namespace emu {
 
-template <class T> struct SameType {
-    using type = T;
-};
+template <class T> struct SameType { using type = T; };
 template <class T> using NotDeduced = typename SameType<T>::type;
 
 // *p = update(*p); returns the old value. T has 2, 4 or 8 bytes.
@@ -46,7 +44,7 @@ template <class T, class F> inline T atomic_update(T* p, F update) {
     Bits old_bits = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits;
     T old_value;
     do {
-        memcpy(&old_value, &old_bits, sizeof(T));
+        memcpy(static_cast<void*>(&old_value), &old_bits, sizeof(T));
         T new_value = update(old_value);
         memcpy(&new_bits, &new_value, sizeof(T));
     } while (!__atomic_compare_exchange_n(word, &old_bits, new_bits, false, __ATOMIC_RELAXED,
@@ -72,8 +70,7 @@ EMU_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 EMU_ATOMIC(atomicExch, (static_cast<void>(old), value))
 #undef EMU_ATOMIC
 
-template <class T>
-inline T atomicCAS(T* p, emu::NotDeduced<T> expected, emu::NotDeduced<T> value) {
+template <class T> inline T atomicCAS(T* p, emu::NotDeduced<T> expected, emu::NotDeduced<T> value) {
     return emu::atomic_update(p, [=](T old) { return old == expected ? value : old; });
 }
 

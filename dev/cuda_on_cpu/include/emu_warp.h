@@ -33,7 +33,8 @@ namespace emu {
 template <class T> inline T shuffle(unsigned mask, const T& value, int source, Site where) {
     static_assert(sizeof(T) <= 8, "CUDA shuffles at most 8 bytes");
     const char* table = warp_exchange(mask, &value, sizeof value, where);
-    if (!(mask >> source & 1)) kernel_error(where, "shuffle reads lane %d, not in its mask", source);
+    if (!(mask >> source & 1))
+        kernel_error(where, "shuffle reads lane %d, not in its mask", source);
     return table_entry<T>(table, source);
 }
 
@@ -93,8 +94,7 @@ inline int __all_sync(unsigned mask, int predicate, EMU_HERE) {
 
 namespace emu {
 
-template <class T, class F>
-inline T reduce_lanes(unsigned mask, T value, Site where, F combine) {
+template <class T, class F> inline T reduce_lanes(unsigned mask, T value, Site where, F combine) {
     const char* table = warp_exchange(mask, &value, sizeof value, where);
     unsigned lanes = existing_lanes(mask);
     int first = __builtin_ctz(lanes);
