@@ -135,16 +135,7 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
     checkpoints->comm = comm;
     checkpoints->table = table;
     checkpoints->buffer_elems = checkpoint_buffer_elems(table);
-    LedgerLine* line = ledger_find(ledger, "save_buffer");
-    if (comm->rank != 0) return;
-    CHECK(line && !line->ptr, "save_buffer is not planned, or taken twice");
-    line->ptr = checkpoints->buffer = checked_malloc(line->bytes);
-    ledger->allocated_bytes += line->bytes;
-}
-
-void checkpoint_free(Checkpoints* checkpoints) {
-    free(checkpoints->buffer);
-    memset(checkpoints, 0, sizeof(*checkpoints));
+    if (comm->rank == 0) checkpoints->buffer = device_alloc_pinned(ledger, "save_buffer");
 }
 
 // ---- reading -------------------------------------------------------------------------------------

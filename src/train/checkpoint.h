@@ -39,7 +39,6 @@ size_t checkpoint_buffer_elems(const ParamTable* table);
 void checkpoint_plan(Ledger* ledger, const ParamTable* table, int rank);
 void checkpoint_init(Checkpoints* checkpoints, const Options* options, const ParamTable* table,
                      Comm* comm, Ledger* ledger);
-void checkpoint_free(Checkpoints* checkpoints);
 
 // Before a run writes into OUT: makes it, tries that it can be written, removes temporary
 // directories of killed saves. A new run (resume = false) into an OUT with step_*: error, or with

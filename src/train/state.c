@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/rng.h"
 #include "train/json.h"
 #include "train/json_number.h"
 #include "train/schedule.h"
@@ -100,6 +101,15 @@ char* state_to_json(const CheckpointState* state,
     CHECK(text, "out of host memory for state.json");
     cJSON_Delete(root);
     return text;
+}
+
+uint64_t state_hash(const CheckpointState* state) {
+    const CheckpointFile none[NUM_CHECKPOINT_FILES] = {{0}};
+    char* text = state_to_json(state, none);
+    uint64_t hash = 0;
+    for (const char* c = text; *c; c++) hash = mix64(hash + (unsigned char)*c + 1);
+    free(text);
+    return hash;
 }
 
 // ---- reading state.json --------------------------------------------------------------------------

@@ -87,9 +87,12 @@ void state_fill_options(const CheckpointState* stored, Options* options);
 bool state_check_resume(const CheckpointState* stored, const GPT2Config* model,
                         const Options* options, int world_size, Error* error);
 
-// Is this the data of the stored run? Else the reason, code 2.
+// Is this the data of the stored run? Else the reason, code 2; --allow-new-data is the caller's.
 bool state_check_data(const CheckpointState* stored, const DataFile* files, int num_files,
                       Error* error);
+
+// Of everything in it: ranks of one run have the same.
+uint64_t state_hash(const CheckpointState* state);
 
 // ---- config.json ---------------------------------------------------------------------------------
 
