@@ -57,8 +57,9 @@ static const Option TABLE[] = {
      "validation shards (with -i and without -j: no validation)"},
     {"-o", "--output-dir", TEXT, FIELD(output_dir), NULL, 0, 0, "DIR",
      "folder of log.jsonl and checkpoints (without: nothing is written)"},
-    {"-e", "--model", TEXT, FIELD(model), DEFAULT_MODEL, 0, 0, "MODEL",
-     "dN, gpt2:dN, gpt3:cN, gpt2-xl, L=2,NH=4,C=64[,V=257][,T=128], or a model folder or file"},
+    {"-e", "--model", TEXT, FIELD(model), NULL, 0, 0, "MODEL",
+     "dN, gpt2:dN, gpt3:cN, gpt2-xl, L=2,NH=4,C=64[,V=257][,T=128], or a model folder or file "
+     "(" DEFAULT_MODEL ")"},
     {NULL, "--tokenizer", TEXT, FIELD(tokenizer), NULL, 0, 0, "FILE",
      "gpt2_tokenizer.bin for samples (beside the data, then here)"},
 
@@ -138,7 +139,8 @@ static const Option TABLE[] = {
      "exact: the same bits for every stage and number of ranks (CPU); fast (CUDA)"},
     {NULL, "--accum-dtype", CHOICE, FIELD(accum_dtype), "fp32", 0, 0, "fp32|same",
      "type in which gradients add up; same: that of the weights"},
-    {NULL, "--comm", CHOICE, FIELD(comm), "nccl", 0, 0, "nccl|mpi", "transport between GPUs"},
+    {NULL, "--comm", CHOICE, FIELD(comm), "auto", 0, 0, "auto|nccl|mpi|messages",
+     "transport: CUDA NCCL, or MPI; CPU MPI with shared memory, or messages only"},
     {NULL, "--comm-timeout", INT, FIELD(comm_timeout), "120", 1, 86400, NULL,
      "seconds before a rank that does not come ends the run"},
     {NULL, "--threads", INT, FIELD(threads), NULL, 1, 4096, NULL,
@@ -543,7 +545,7 @@ bool options_resolve(Options* options, const GPT2Config* model, int world_size, 
     if (!resolve_batch(options, world_size, error)) return false;
     if (options->recompute < 0) options->recompute = is_cuda ? RECOMPUTE_GELU : RECOMPUTE_NONE;
     if (!options->reduce) options->reduce = is_cuda ? "fast" : "exact";
-    static const char* const cuda_only[] = {"--tf32", "--gelu-fusion", "--log-gpu-every", "--comm"};
+    static const char* const cuda_only[] = {"--tf32", "--gelu-fusion", "--log-gpu-every"};
     for (size_t i = 0; !is_cuda && i < sizeof cuda_only / sizeof cuda_only[0]; i++)
         if (option_given(options, cuda_only[i]))
             warn("%s is ignored, it is for CUDA and this is the CPU program", cuda_only[i]);
@@ -554,4 +556,17 @@ double options_scaled_lr(const Options* options) {
     if (!options->lr_batch_tokens) return options->lr;
     return lr_for_batch(options->lr, options->lr_batch_tokens, options->total_batch_tokens,
                         options->lr_scale);
+}
+
+CommOptions options_comm(const Options* options) {
+    CommOptions comm = {options->comm, options->link_mb_s};
+    return comm;
+}
+
+DeviceOptions options_device(const Options* options, int local_rank, int local_size) {
+    DeviceOptions device = {0};
+    device.local_rank = local_rank;
+    device.local_size = local_size;
+    device.threads = options->threads;
+    return device;
 }

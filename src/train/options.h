@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "backend/comm.h"
+#include "backend/device.h"
 #include "core/check.h"
 #include "gpt2/gpt2.h"
 
@@ -27,7 +29,7 @@ typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD
 typedef struct {
     // data and output
     const char *train_data, *val_data; // -i -j; val NULL: no validation
-    const char *output_dir, *model;    // -o -e; output NULL: nothing is written
+    const char *output_dir, *model;    // -o -e; NULL: nothing is written, DEFAULT_MODEL
     const char* tokenizer;             // --tokenizer; NULL: look for it
     // batch
     int micro_batch, seq_len; // -b -t (0: min(1024, model T))
@@ -86,9 +88,12 @@ void options_print_help(void); // stdout
 bool options_resolve(Options* options, const GPT2Config* model, int world_size, const char* backend,
                      Error* error);
 
-// The learning rate meant for --lr-batch, scaled to the run's total batch; says so on stderr.
-// Without --lr-batch it is -l. Call after options_resolve.
+// The learning rate: -l, or with --lr-batch -l scaled to the run's total batch. After
+// options_resolve.
 double options_scaled_lr(const Options* options);
+
+CommOptions options_comm(const Options* options);
+DeviceOptions options_device(const Options* options, int local_rank, int local_size);
 
 #ifdef __cplusplus
 }

@@ -23,7 +23,6 @@ typedef struct {
     GPT2Config model;
     int world_size, rank, threads;
     int zero_stage;
-    bool has_validation, has_hellaswag;
 } PlanInput;
 
 // Shapes, engine and backend sizes that follow from it: what gpt2_init, zero_create and ops_init take.
@@ -38,9 +37,7 @@ void plan_ledger(const PlanInput* input, Ledger* ledger);
 bool plan_parameter_count(const char* text, double* num_params);
 
 // --plan: the table or, with --json, one object on stdout. options->zero_stage may be ZERO_STAGE_ALL.
-// A total batch that does not divide for these ranks is an error as in a run.
-bool plan_print(const Options* options, const GPT2Config* model, int ranks, const char* backend,
-                bool has_validation, bool has_hellaswag, Error* error);
+void plan_print(const Options* options, const GPT2Config* model, int ranks);
 // The same for a bare parameter count: the paper's state, 2 + 2 + 12 bytes each.
 void plan_print_count(const Options* options, double num_params, int ranks);
 
