@@ -24,6 +24,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -251,7 +252,14 @@ _worker_tokenizer = None
 def _start_worker(name, vocab):
     global _worker_tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process reports an interrupt, once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_tokenizer = tokenizer.make(name, vocab)
+
+
+def _end_with_parent():
+    """Workers wait for work on a pipe that their siblings hold open too: a killed parent is no end."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _encode(pieces):
