@@ -1,0 +1,740 @@
+// train_gpt2.cu - trains GPT-2 on one CPU, one GPU or many ranks with ZeRO stage 0 to 3.
+//
+// The run, top to bottom: options, ranks, model, data, memory, weights, then step after step. The C
+// compiler makes train_gpt2 (CPU) of this file and nvcc makes train_gpt2cu (CUDA) of it.
+//
+//   ./train_gpt2 -i text.txt -e L=4,NH=4,C=128,T=128 -x 200 -o out
+//   mpirun -np 8 ./train_gpt2cu -z 2
+//
+// The inner loop is train_step(). What it calls is in src/train/step.c (the loop over units),
+// src/gpt2/ (the model), zero/ (the sharding engine) and src/backend/ (the operations).
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backend/comm.h"
+#include "core/fault.h"
+#include "gpt2/gpt2.h"
+#include "train/checkpoint.h"
+#include "train/dataloader.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/hellaswag.h"
+#include "train/log.h"
+#include "train/loss_scale.h"
+#include "train/model_file.h"
+#include "train/options.h"
+#include "train/plan_report.h"
+#include "train/report.h"
+#include "train/schedule.h"
+#include "train/signals.h"
+#include "train/step.h"
+#include "train/version.h"
+#include "train/watchdog.h"
+
+typedef struct {
+    Options options;
+    Comm* comm;
+    // what is trained
+    GPT2Config config;
+    ModelFile model_file; // -e DIR|FILE
+    bool starts_from_file, is_resumed;
+    char checkpoint_dir[PATH_MAX];
+    // on what
+    DataLoader train, val;
+    bool has_train, has_val, has_hellaswag;
+    HellaSwag hellaswag;
+    Tokenizer tokenizer;
+    DataFile* data_files; // (train.num_shards) identity of the training data
+    // with what
+    Ledger ledger;
+    GPT2 model;
+    Zero* zero;
+    Step step;
+    Checkpoints checkpoints;
+    // how far: what a checkpoint stores of it is in `state`
+    CheckpointState state;
+    long data_start;    // steps done when the data order began
+    long max_steps;     // -x, or one epoch
+    int skips_in_a_row; // nonfinite and overflow
+    Schedule schedule;
+    Report report;
+    Log* log;
+    double start_seconds;
+} Run;
+
+static const Error no_error = {0, ""};
+
+// ---- ranks ---------------------------------------------------------------------------------------
+
+static void start_ranks(Run* run, int argc, char** argv) {
+    Error error = no_error;
+    Options* o = &run->options;
+    run->start_seconds = now_seconds();
+    options_parse(o, argc, argv, &error);
+    Error comm_error = no_error;
+    CommOptions comm_options = options_comm(o);
+    run->comm = comm_open(&comm_options, &comm_error);
+    if (!run->comm) error_exit(&comm_error);
+    fault_init(run->comm->rank, &error);
+    comm_agree(run->comm, &error);
+    report_init(&run->report, run->comm->rank != 0            ? NULL
+                              : o->prompt || o->prompt_tokens ? stderr
+                                                              : stdout);
+}
+
+// What needs neither model nor device: prints it and says that the program is done.
+static bool answer_question(const Run* run) {
+    const Options* o = &run->options;
+    if (!o->help && !o->version && !o->hash_file) return false;
+    if (run->comm->rank != 0) return true;
+    Error error = no_error;
+    uint64_t hash;
+    if (o->help)
+        options_print_help();
+    else if (o->version)
+        printf("train_gpt2 %s (%s)\n", version_text, version_variant);
+    else if (model_file_hash(o->hash_file, &hash, &error))
+        printf("%016llx\n", (unsigned long long)hash);
+    else
+        error_exit(&error);
+    return true;
+}
+
+// ---- model ---------------------------------------------------------------------------------------
+
+static bool wants_prompt(const Options* o) { return o->prompt || o->prompt_tokens; }
+static bool is_rehearsal(const Options* o) { return o->plan || o->dry_run; }
+
+// -e as a descriptor, a folder or a file. Opens model_file if it is one of the last two.
+static bool read_model_option(Run* run, GPT2Config* config, Error* error) {
+    const char* text = run->options.model ? run->options.model : DEFAULT_MODEL;
+    const char* data = run->options.train_data;
+    Error descriptor_error = no_error;
+    struct stat st;
+    bool is_descriptor, exists = stat(text, &st) == 0;
+    bool ok = gpt2_config_parse(config, text, dataloader_default_vocab(data ? data : ""),
+                                &is_descriptor, &descriptor_error);
+    if (is_descriptor && exists && run->options.model)
+        return error_set(error, EXIT_USAGE,
+                         "-e %s names a size and also a path that exists: write ./%s for the path",
+                         text, text);
+    if (is_descriptor && !ok)
+        return error_set(error, descriptor_error.code, "%s", descriptor_error.text);
+    if (is_descriptor) return true;
+    if (!exists) return error_set(error, descriptor_error.code, "%s", descriptor_error.text);
+    if (!model_file_open(&run->model_file, text, run->comm, error)) return false;
+    run->starts_from_file = true;
+    *config = run->model_file.config;
+    return true;
+}
+
+static void choose_model(Run* run) {
+    Error error = no_error;
+    Options* o = &run->options;
+    bool writes = o->output_dir && !is_rehearsal(o) && !wants_prompt(o);
+    if (writes) checkpoint_open_out(o->output_dir, o->resume, o->overwrite, run->comm, &error);
+    comm_agree(run->comm, &error);
+
+    if (o->resume && writes)
+        checkpoint_find(o->output_dir, &run->state, run->checkpoint_dir, &run->is_resumed,
+                        run->comm, &error);
+    comm_agree(run->comm, &error);
+    if (o->resume && writes && !run->is_resumed)
+        report_note(&run->report, "no checkpoint in %s: starting from scratch", o->output_dir);
+
+    GPT2Config given;
+    if (!run->is_resumed) {
+        read_model_option(run, &run->config, &error);
+    } else {
+        given = run->config = run->state.model;
+        state_fill_options(&run->state, o);
+        if (o->model) read_model_option(run, &given, &error); // compared, not used
+        run->starts_from_file = false;
+        if (error.code == 0)
+            state_check_resume(&run->state, &given, o, run->comm->world_size, &error);
+    }
+    comm_agree(run->comm, &error);
+}
+
+// ---- data ----------------------------------------------------------------------------------------
+
+static bool open_shards(Run* run, DataLoader* loader, const char* option, const char* pattern,
+                        const char* default_pattern, uint64_t samples_per_step, bool* is_open,
+                        Error* error) {
+    const Options* o = &run->options;
+    *is_open = false;
+    if (!dataloader_exists(pattern)) {
+        bool is_default = strcmp(pattern, default_pattern) == 0;
+        const char* fix =
+            is_default ? "; python3 data/tinyshakespeare.py makes it; or -i FILE" : "";
+        if (is_rehearsal(o)) {
+            if (o->dry_run) warn("%s %s: no such file%s", option, pattern, fix);
+            return true;
+        }
+        return error_set(error, EXIT_USAGE, "%s %s: no such file%s", option, pattern, fix);
+    }
+    DataConfig config = {option, pattern, o->seq_len, run->config.V, o->seed, samples_per_step};
+    if (!dataloader_open(loader, &config, error)) return false;
+    *is_open = true;
+    return !o->check_data || dataloader_check(loader, error);
+}
+
+static void open_data(Run* run) {
+    Error error = no_error;
+    Options* o = &run->options;
+    int ranks = o->plan_ranks > 0 && is_rehearsal(o) ? o->plan_ranks : run->comm->world_size;
+    options_resolve(o, &run->config, ranks, device_backend(), &error);
+    comm_agree(run->comm, &error);
+
+    uint64_t samples_per_step = (uint64_t)(o->total_batch_tokens / o->seq_len);
+    const char* hellaswag = o->hellaswag ? hellaswag_find() : NULL;
+    if (o->hellaswag && !hellaswag)
+        warn("no hellaswag_val.bin in data/hellaswag/ or dev/data/hellaswag/: HellaSwag is off");
+    bool needs_train = !wants_prompt(o) && !o->plan && !(o->max_steps == 0 && hellaswag);
+    if (needs_train || (!wants_prompt(o) && dataloader_exists(o->train_data)))
+        open_shards(run, &run->train, "-i", o->train_data, DEFAULT_TRAIN_DATA, samples_per_step,
+                    &run->has_train, &error);
+    if (error.code == 0 && o->val_data && o->val_every > 0 && !wants_prompt(o))
+        open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
+    comm_agree(run->comm, &error);
+
+    if (run->has_train) run->data_files = dataloader_identity(&run->train, &error);
+    if (hellaswag && !wants_prompt(o))
+        run->has_hellaswag =
+            hellaswag_open(&run->hellaswag, hellaswag, o->seq_len, run->config.V, &error);
+    if (!is_rehearsal(o) && (wants_prompt(o) || o->sample_every > 0))
+        tokenizer_open(&run->tokenizer, o->tokenizer, o->train_data, run->config.V, &error);
+    comm_agree(run->comm, &error);
+
+    run->max_steps = o->max_steps >= 0 ? o->max_steps
+                     : run->has_train  ? dataloader_epoch_steps(&run->train)
+                                       : 0;
+}
+
+// ---- where the run stands ------------------------------------------------------------------------
+
+// Settles what a checkpoint will hold, from the options or from the one that was found.
+static void set_state(Run* run) {
+    Error error = no_error;
+    const Options* o = &run->options;
+    CheckpointState* s = &run->state;
+    long samples_per_step = o->total_batch_tokens / o->seq_len;
+    int num_files = run->has_train ? run->train.num_shards : 0;
+    if (run->is_resumed) {
+        bool same_data = state_check_data(s, run->data_files, num_files, &error);
+        if (!same_data && o->allow_new_data) {
+            error = no_error;
+            s->samples = 0; // the order begins anew
+        }
+        comm_agree(run->comm, &error);
+        run->data_start = s->step - (long)s->samples / samples_per_step;
+        state_free(s);
+    } else {
+        s->loss_scale = loss_scale_initial(FLOATX_DTYPE);
+    }
+    s->seed = o->seed;
+    s->total_batch_tokens = o->total_batch_tokens;
+    s->seq_len = o->seq_len;
+    s->max_steps = run->max_steps;
+    s->schedule = o->schedule;
+    s->lr = o->lr;
+    s->final_lr_frac = o->final_lr_frac;
+    s->warmup_steps = o->warmup_steps;
+    s->weight_decay = o->weight_decay;
+    s->beta1 = o->beta1;
+    s->beta2 = o->beta2;
+    s->model = run->config;
+    s->data_files = run->data_files;
+    s->num_data_files = num_files;
+    Schedule schedule = {o->schedule, options_scaled_lr(o), o->warmup_steps, run->max_steps,
+                         o->final_lr_frac};
+    run->schedule = schedule;
+}
+
+// Every rank must have been given the same run.
+static void compare_ranks(Run* run) {
+    Error error = no_error;
+    comm_check_same(run->comm, state_hash(&run->state), "the run's settings", &error);
+    comm_agree(run->comm, &error);
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+static PlanInput plan_input(const Run* run) {
+    const Options* o = &run->options;
+    const Comm* comm = run->comm;
+    bool alone = o->dry_run && o->plan_ranks > 0;
+    int ranks = alone ? o->plan_ranks : comm->world_size;
+    PlanInput input = {o,
+                       run->config,
+                       ranks,
+                       comm->rank,
+                       device_threads(o->threads, alone ? ranks : comm->local_size),
+                       o->zero_stage};
+    return input;
+}
+
+static RunInfo describe(const Run* run, const PlanInput* input, const ParamTable* table) {
+    const Options* o = &run->options;
+    ZeroConfig zero = plan_zero_config(input);
+    RunInfo info;
+    memset(&info, 0, sizeof(info));
+    info.version = version_text;
+    info.precision = dtype_name(FLOATX_DTYPE);
+    info.backend = device_backend();
+    info.device = o->dry_run ? "not opened (dry run)" : device_description();
+    info.transport = run->comm->name;
+    info.reduce = o->reduce;
+    info.accum_dtype = o->accum_dtype;
+    info.train_data = run->has_train ? o->train_data : NULL;
+    info.val_data = run->has_val ? o->val_data : NULL;
+    info.output_dir = o->output_dir;
+    info.model_name = run->is_resumed ? run->checkpoint_dir : o->model ? o->model : DEFAULT_MODEL;
+    info.fault = fault_description();
+    info.ranks = input->world_size;
+    info.threads = input->threads;
+    info.zero_stage = o->zero_stage;
+    info.recompute = o->recompute;
+    info.model = run->config;
+    info.num_parameters = table->num_params;
+    info.batch = o->micro_batch;
+    info.seq_len = o->seq_len;
+    info.grad_accum_steps = o->grad_accum_steps;
+    info.total_batch_tokens = o->total_batch_tokens;
+    info.max_steps = run->max_steps;
+    info.start_step = run->state.step;
+    info.seed = o->seed;
+    info.ledger = &run->ledger;
+    zero_traffic(&zero, table, &info.elements_per_step, &info.bytes_per_step);
+    return info;
+}
+
+static void allocate(Run* run, const PlanInput* input) {
+    Error error = no_error;
+    const Options* o = &run->options;
+    OpsShape ops_shape = plan_ops_shape(input);
+    ZeroConfig zero_config = plan_zero_config(input);
+    CommOptions comm_options = options_comm(o);
+    ops_init(&ops_shape, device_alloc(&run->ledger, "scratch"));
+    run->comm = comm_attach_device(run->comm, &comm_options, &error);
+    comm_agree(run->comm, &error);
+    run->zero = zero_create(&zero_config, &run->model.table, run->comm, &run->ledger);
+    gpt2_alloc(&run->model, &run->ledger);
+    step_init(&run->step, &run->model, run->zero, &run->ledger);
+    checkpoint_init(&run->checkpoints, o, &run->model.table, run->comm, &run->ledger);
+    device_alloc_freeze();
+}
+
+static void load_weights(Run* run) {
+    Error error = no_error;
+    CheckpointReport loaded;
+    if (run->is_resumed)
+        checkpoint_load(&run->checkpoints, run->checkpoint_dir, run->zero, &loaded, &error);
+    else if (run->starts_from_file)
+        model_file_load(&run->model_file, run->zero, &run->model.table, run->checkpoints.buffer,
+                        run->checkpoints.buffer_elems, run->comm, &error);
+    else
+        zero_init_weights(run->zero, gpt2_init_range, run->options.seed);
+    comm_agree(run->comm, &error);
+    if (run->is_resumed)
+        report_note(&run->report, "resumed at step %ld from %s (%.2f GB/s)", run->state.step,
+                    run->checkpoint_dir, (double)loaded.bytes / loaded.ms * 1e-6);
+}
+
+// ---- one step ------------------------------------------------------------------------------------
+
+typedef struct {
+    double forward_ms, backward_ms;
+} Timing;
+
+// The gradients of the whole global batch, reduced, and the step's one message.
+static StepMessage accumulate_gradients(Run* run, long step, int* tokens, event_t marks[3],
+                                        Timing* timing) {
+    const Options* o = &run->options;
+    const Comm* comm = run->comm;
+    size_t batch = (size_t)o->micro_batch * (size_t)o->seq_len;
+    int *inputs = tokens, *targets = tokens + batch;
+    float dloss = (float)(run->state.loss_scale / (double)o->total_batch_tokens);
+    long data_step = o->overfit_batch ? 1 : step - run->data_start;
+    timing->forward_ms = timing->backward_ms = 0;
+    for (int micro = 0; micro < o->grad_accum_steps; micro++) {
+        Error error = no_error;
+        if (!dataloader_batch(&run->train, data_step, micro, comm->rank, comm->world_size,
+                              o->micro_batch, inputs, targets, &error))
+            comm_exit_all(run->comm, &error);
+        event_record(marks[0], STREAM_COMPUTE);
+        step_forward(&run->step, inputs, targets, micro);
+        event_record(marks[1], STREAM_COMPUTE);
+        step_backward(&run->step, dloss, micro);
+        event_record(marks[2], STREAM_COMPUTE);
+    }
+    StepMessage message =
+        zero_grad_norm(run->zero, run->step.micro_losses, (size_t)o->total_batch_tokens,
+                       run->state.loss_scale, signals_received());
+    timing->forward_ms = o->grad_accum_steps * event_elapsed_ms(marks[0], marks[1]);
+    timing->backward_ms = o->grad_accum_steps * event_elapsed_ms(marks[1], marks[2]);
+    return message;
+}
+
+typedef enum { VERDICT_UPDATE, VERDICT_SKIP, VERDICT_STOP } Verdict;
+
+// The same on all ranks, since it depends on the step's message alone. *reason names a skip.
+static Verdict judge(Run* run, long step, const StepMessage* message, const char** reason) {
+    const Options* o = &run->options;
+    CheckpointState* s = &run->state;
+    *reason = NULL;
+    if (!message->nonfinite) {
+        bool outlier = (o->skip_loss_z > 0 &&
+                        outlier_zscore(&s->outlier_loss, message->loss) > o->skip_loss_z) ||
+                       (o->skip_grad_z > 0 &&
+                        outlier_zscore(&s->outlier_norm, message->grad_norm) > o->skip_grad_z);
+        if (outlier) *reason = "outlier";
+        return outlier ? VERDICT_SKIP : VERDICT_UPDATE;
+    }
+    bool is_overflow = FLOATX_DTYPE == DTYPE_FP16 && s->loss_scale > LOSS_SCALE_FLOOR;
+    char what[160];
+    if (message->nonfinite_rank >= 0)
+        snprintf(what, sizeof(what),
+                 "step %ld: the gradient of %s on rank %d is not finite (%zu elements)", step,
+                 message->nonfinite_tensor, message->nonfinite_rank, message->nonfinite_count);
+    else
+        snprintf(what, sizeof(what), "step %ld: the loss is not finite", step);
+
+    bool stops = !is_overflow && strcmp(o->on_nan, "stop") == 0;
+    *reason = is_overflow ? "overflow" : "nonfinite";
+    if (!stops && run->skips_in_a_row + 1 < o->max_skips) {
+        if (is_overflow)
+            warn("%s; skipped, loss scale %g halves", what, s->loss_scale);
+        else
+            warn("%s; skipped", what);
+        return VERDICT_SKIP;
+    }
+    if (run->comm->rank == 0)
+        fprintf(stderr, "error: %s; %s\n", what,
+                stops ? "stopping (--on-nan skip goes on; lower -l or find the bad data)"
+                      : "stopping after --max-skips skips in a row");
+    return VERDICT_STOP;
+}
+
+// Books what the step's outcome changes for later ones.
+static void book(Run* run, long step, const StepMessage* message, const char* skipped) {
+    CheckpointState* s = &run->state;
+    bool bad = skipped && message->nonfinite;
+    if (!skipped) {
+        s->adam_t++;
+        outlier_push(&s->outlier_loss, message->loss);
+        outlier_push(&s->outlier_norm, message->grad_norm);
+    }
+    if (FLOATX_DTYPE == DTYPE_FP16)
+        loss_scale_update(&s->loss_scale, &s->loss_scale_good_steps, message->nonfinite);
+    if (bad)
+        run->skips_in_a_row++;
+    else if (!skipped)
+        run->skips_in_a_row = 0;
+    s->step = step;
+    s->samples = (uint64_t)(step - run->data_start) *
+                 (uint64_t)(run->options.total_batch_tokens / run->options.seq_len);
+}
+
+static AdamW adamw_of_step(const Run* run, long step, double grad_norm) {
+    const Options* o = &run->options;
+    double t = (double)(run->state.adam_t + 1);
+    AdamW adamw = {(float)schedule_lr(&run->schedule, step),
+                   (float)o->beta1,
+                   (float)o->beta2,
+                   (float)o->adam_eps,
+                   (float)o->weight_decay,
+                   (float)(1.0 - pow(o->beta1, t)),
+                   (float)(1.0 - pow(o->beta2, t)),
+                   (float)(clip_coefficient(grad_norm, o->grad_clip) / run->state.loss_scale)};
+    return adamw;
+}
+
+// ---- between steps -------------------------------------------------------------------------------
+
+static bool save(Run* run, bool is_last) {
+    Error error = no_error;
+    CheckpointReport done;
+    const CheckpointState* s = &run->state;
+    if (checkpoint_save(&run->checkpoints, s, run->zero, &done, &error)) {
+        log_checkpoint(run->log, s->step, done.name, done.bytes, done.ms);
+        report_checkpoint(&run->report, s->step, done.name, done.bytes, done.ms);
+        return true;
+    }
+    log_checkpoint_failed(run->log, s->step, error.text);
+    if (!is_last)
+        warn("step %ld: checkpoint failed, training goes on: %s", s->step, error.text);
+    else if (run->comm->rank == 0)
+        fprintf(stderr, "error: %s\n", error.text);
+    return false;
+}
+
+static void validate(Run* run) {
+    Error error = no_error;
+    const Options* o = &run->options;
+    uint64_t count = dataloader_val_count(&run->val, o->val_max_batches, o->total_batch_tokens);
+    double loss;
+    evaluate_validation(&run->step, &run->val, count, run->comm, &loss, &error);
+    comm_agree(run->comm, &error);
+    log_val(run->log, run->state.step, loss, count * (uint64_t)o->seq_len);
+    report_val(&run->report, run->state.step, loss, count * (uint64_t)o->seq_len);
+}
+
+static void answer_hellaswag(Run* run) {
+    Error error = no_error;
+    int correct;
+    evaluate_hellaswag(&run->step, &run->hellaswag, run->comm, &correct, &error);
+    comm_agree(run->comm, &error);
+    log_eval(run->log, run->state.step, "hellaswag", correct, run->hellaswag.num_examples);
+    report_eval(&run->report, run->state.step, "hellaswag", correct, run->hellaswag.num_examples);
+}
+
+static void sample(Run* run) {
+    const Options* o = &run->options;
+    int total = o->sample_tokens + 1 < run->config.T ? o->sample_tokens + 1 : run->config.T;
+    int* tokens = (int*)checked_malloc((size_t)total * sizeof(int));
+    Sampling sampling = {o->temperature, o->top_k, o->seed, run->state.step};
+    tokens[0] = tokenizer_start_token(&run->tokenizer);
+    generate(&run->step, &sampling, tokens, 1, total, NULL, NULL);
+    zero_drop_slots(run->zero);
+    char* text = tokenizer_has_text(&run->tokenizer)
+                     ? tokenizer_decode(&run->tokenizer, tokens + 1, total - 1)
+                     : NULL;
+    log_sample(run->log, run->state.step, text, tokens + 1, total - 1);
+    report_sample(&run->report, run->state.step, &run->tokenizer, tokens + 1, total - 1);
+    free(text);
+    free(tokens);
+}
+
+// Is something that happens every `every` steps due after step s, the last one included?
+static bool is_due(int every, long s, bool is_last) {
+    return every > 0 && (s % every == 0 || is_last);
+}
+
+// ---- the run -------------------------------------------------------------------------------------
+
+typedef struct {
+    const char* reason; // of the end event
+    int exit_code;
+} Outcome;
+
+static Outcome outcome(const char* reason, int exit_code) {
+    Outcome o = {reason, exit_code};
+    return o;
+}
+
+// Steps until the last one, --stop-at, a signal or non-finite numbers.
+static Outcome train(Run* run) {
+    const Options* o = &run->options;
+    size_t batch = (size_t)o->micro_batch * (size_t)o->seq_len;
+    int* tokens = (int*)checked_malloc(2 * batch * sizeof(int));
+    event_t marks[3] = {event_create(), event_create(), event_create()};
+    bool writes = o->output_dir && o->save_every >= 0, saved = true;
+    double peak = o->peak_tflops > 0 ? o->peak_tflops : device_peak_tflops();
+    Outcome end = outcome("finished", EXIT_FINISHED);
+    size_t dropped;
+    zero_take_counters(run->zero, &dropped, &dropped);
+
+    for (long step = run->state.step + 1; step <= run->max_steps; step++) {
+        double begin = now_seconds();
+        Timing timing;
+        const char* skipped;
+        run->comm->wait_seconds = 0;
+        run->step.number = step;
+        StepMessage message = accumulate_gradients(run, step, tokens, marks, &timing);
+        Verdict verdict = judge(run, step, &message, &skipped);
+        if (verdict == VERDICT_STOP) {
+            if (writes && step > 1 && !checkpoint_exists(&run->checkpoints, step - 1))
+                save(run, true);
+            end = outcome("nonfinite", EXIT_NONFINITE);
+            break;
+        }
+        double update_begin = now_seconds();
+        AdamW adamw = adamw_of_step(run, step, message.grad_norm);
+        if (verdict == VERDICT_UPDATE)
+            zero_step(run->zero, &adamw);
+        else
+            zero_skip(run->zero);
+
+        double seconds = now_seconds() - begin, rate = (double)o->total_batch_tokens / seconds;
+        StepInfo info;
+        memset(&info, 0, sizeof(info));
+        info.step = step;
+        info.loss = message.loss;
+        info.grad_norm = message.grad_norm;
+        info.lr = schedule_lr(&run->schedule, step);
+        info.loss_scale = FLOATX_DTYPE == DTYPE_FP16 ? run->state.loss_scale : 0;
+        info.skipped = skipped;
+        info.ms = seconds * 1e3;
+        info.forward_ms = timing.forward_ms;
+        info.backward_ms = timing.backward_ms;
+        info.update_ms = (now_seconds() - update_begin) * 1e3;
+        info.comm_wait_ms = run->comm->wait_seconds * 1e3;
+        info.tokens = (uint64_t)step * (uint64_t)o->total_batch_tokens;
+        info.tokens_per_s = rate;
+        info.mfu = peak > 0 ? gpt2_flops_per_token(&run->config, o->seq_len) * rate /
+                                  (peak * 1e12 * run->comm->world_size)
+                            : (double)NAN;
+        zero_take_counters(run->zero, &info.elements_sent, &info.bytes_sent);
+        book(run, step, &message, skipped);
+        log_step(run->log, &info);
+        report_step(&run->report, &info);
+
+        bool is_last = step == run->max_steps;
+        bool stops = step == o->stop_at || message.signal != 0;
+        if (writes && (is_last || stops || is_due(o->save_every, step, false)))
+            saved = save(run, is_last || stops);
+        if (stops && !is_last) {
+            end = outcome(message.signal ? "signal" : "stopped", EXIT_FINISHED);
+            break;
+        }
+        if (run->has_val && is_due(o->val_every, step, is_last)) validate(run);
+        if (is_due(o->sample_every, step, is_last)) sample(run);
+        if (run->has_hellaswag && is_due(o->val_every, step, is_last)) answer_hellaswag(run);
+        zero_take_counters(run->zero, &dropped, &dropped);
+    }
+    for (int i = 0; i < 3; i++) event_destroy(marks[i]);
+    free(tokens);
+    if (!saved && end.exit_code == EXIT_FINISHED) end.exit_code = EXIT_FILE_IO;
+    return end;
+}
+
+static void print_token(int token, void* context) {
+    const Tokenizer* tokenizer = (const Tokenizer*)context;
+    size_t length;
+    if (!tokenizer) return; // not rank 0
+    if (tokenizer_has_text(tokenizer)) {
+        const unsigned char* text = tokenizer_token(tokenizer, token, &length);
+        fwrite(text, 1, length, stdout);
+    } else
+        printf("%d ", token);
+    fflush(stdout);
+}
+
+static void continue_prompt(Run* run) {
+    Error error = no_error;
+    const Options* o = &run->options;
+    int num_prompt = 0;
+    int* prompt =
+        tokenizer_prompt(&run->tokenizer, o->prompt, o->prompt_tokens, &num_prompt, &error);
+    int total = num_prompt + o->sample_tokens;
+    if (prompt && total > run->config.T)
+        error_set(&error, EXIT_USAGE, "the prompt's %d tokens and -g %d exceed the model's T=%d",
+                  num_prompt, o->sample_tokens, run->config.T);
+    comm_agree(run->comm, &error);
+    int* tokens = (int*)checked_malloc((size_t)total * sizeof(int));
+    memcpy(tokens, prompt, (size_t)num_prompt * sizeof(int));
+    void* printer = run->comm->rank == 0 ? &run->tokenizer : NULL;
+    for (int i = 0; i < num_prompt; i++) print_token(tokens[i], printer);
+    Sampling sampling = {o->temperature, o->top_k, o->seed, 0};
+    generate(&run->step, &sampling, tokens, num_prompt, total, print_token, printer);
+    if (printer && isatty(STDOUT_FILENO)) fputc('\n', stderr);
+    free(prompt);
+    free(tokens);
+}
+
+static void close_run(Run* run) {
+    step_free(&run->step);
+    zero_destroy(run->zero);
+    gpt2_free(&run->model);
+    ops_free();
+    device_free_all();
+    if (run->has_train) dataloader_close(&run->train);
+    if (run->has_val) dataloader_close(&run->val);
+    if (run->has_hellaswag) hellaswag_close(&run->hellaswag);
+    tokenizer_close(&run->tokenizer);
+    model_file_close(&run->model_file);
+    free(run->data_files);
+}
+
+// From options to weights. False: the question is answered and there is nothing to run.
+static bool prepare(Run* run, int argc, char** argv) {
+    Error error = no_error;
+    Options* o = &run->options;
+    start_ranks(run, argc, argv);
+    if (answer_question(run)) return false;
+    double count;
+    if (o->plan && o->model && plan_parameter_count(o->model, &count)) {
+        plan_print_count(o, count, o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size);
+        return false;
+    }
+    choose_model(run);
+    open_data(run);
+    if (o->plan) {
+        int ranks = o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size;
+        if (run->comm->rank == 0) plan_print(o, &run->config, ranks);
+        return false;
+    }
+    if (o->check_data) {
+        report_note(&run->report, "every token is below V=%d", run->config.V);
+        return false;
+    }
+    set_state(run);
+    compare_ranks(run);
+    if (run->is_resumed && run->state.step >= run->max_steps) {
+        report_note(&run->report, "%s is already at step %ld of -x %ld: nothing to do",
+                    run->checkpoint_dir, run->state.step, run->max_steps);
+        return false;
+    }
+
+    PlanInput input = plan_input(run);
+    GPT2Shape shape = plan_gpt2_shape(&input);
+    if (!o->dry_run) {
+        DeviceOptions device = options_device(o, run->comm->local_rank, run->comm->local_size);
+        device_init(&device, &error);
+        comm_agree(run->comm, &error);
+    }
+    plan_ledger(&input, &run->ledger);
+    gpt2_init(&run->model, &run->config, &shape);
+    RunInfo info = describe(run, &input, &run->model.table);
+    report_start(&run->report, &info);
+    if (o->dry_run) return false;
+
+    signals_install();
+    watchdog_start(run->comm, o->comm_timeout);
+    allocate(run, &input);
+    load_weights(run);
+    if (o->output_dir && !wants_prompt(o) && run->comm->rank == 0) {
+        run->log = log_open(o->output_dir, run->is_resumed ? run->state.step : -1, &error);
+    }
+    comm_agree(run->comm, &error);
+    log_start(run->log, &info);
+    return true;
+}
+
+int main(int argc, char** argv) {
+    static Run run; // zeroed
+    if (!prepare(&run, argc, argv)) {
+        run.comm->free(run.comm);
+        return EXIT_FINISHED;
+    }
+    Options* o = &run.options;
+    Outcome end = outcome("finished", EXIT_FINISHED);
+    if (wants_prompt(o)) {
+        continue_prompt(&run);
+    } else {
+        if (run.has_val && !run.is_resumed) validate(&run);
+        if (run.max_steps == 0 && run.has_hellaswag) answer_hellaswag(&run);
+        end = train(&run);
+
+        EndInfo info = {run.state.step, end.reason, zero_params_hash(run.zero),
+                        run.ledger.allocated_bytes, now_seconds() - run.start_seconds};
+        Error error = no_error;
+        bool is_done = strcmp(end.reason, "finished") == 0 && run.max_steps > 0;
+        if (is_done && end.exit_code == EXIT_FINISHED && o->output_dir && o->save_every >= 0)
+            checkpoint_mark_done(&run.checkpoints, run.state.step, &error);
+        log_end(run.log, &info);
+        report_end(&run.report, &info);
+        log_close(run.log, &error);
+        comm_agree(run.comm, &error);
+    }
+    watchdog_stop();
+    close_run(&run);
+    run.comm->free(run.comm);
+    return end.exit_code;
+}
