@@ -204,6 +204,7 @@ static char* find_newest(const char* out, char dir[PATH_MAX], size_t* length) {
         if (verify_checkpoint(dir, steps[i], &text, length, &problem)) break;
         free(text);
         text = NULL;
+        *length = 0;
         warn("checkpoint %s is passed over: %s", name, problem.text);
     }
     free(steps);
