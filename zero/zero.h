@@ -34,11 +34,30 @@ typedef struct {
 
 typedef struct Zero Zero;
 
-// Adds the engine's lines ("weights", "grads", "optimizer", slots, exchange buffers) to the plan.
+// Adds the engine's lines to the plan: "weights", "grads", "optimizer", and of the transient kind
+// "weight_slots", "embedding_weights", "grad_slots", "embedding_grad", "exchange", "norm_partials",
+// "step_message", each where it is needed.
 void zero_plan(const ZeroConfig* config, const ParamTable* table, Ledger* ledger);
+
+// Elements of all units with padding: the "padded_parameters" of the plan.
+size_t zero_padded_params(const ParamTable* table, int world_size);
 
 // Elements and bytes that this rank sends per step, as planned: weights and gradients only.
 void zero_traffic(const ZeroConfig* config, const ParamTable* table, size_t* elements, size_t* bytes);
+
+// Communication of a step if every rank's link carries link_gb_s (1e9 bytes a second), beside compute
+// of compute_ms per step: what of it can hide behind compute, and what cannot.
+typedef struct {
+    double gather_ms;  // weights, forward and backward of all micro-steps
+    double reduce_ms;  // gradients
+    double publish_ms; // after the update
+    double exposed_ms; // no compute to hide behind: first and last unit, and what exceeds compute
+} ZeroPrediction;
+ZeroPrediction zero_predict(const ZeroConfig* config, const ParamTable* table, double link_gb_s,
+                            double compute_ms);
+
+// Of everything that must be the same on all ranks: stage, mode, types, units and tensors.
+uint64_t zero_config_hash(const ZeroConfig* config, const ParamTable* table);
 
 // Takes the plan's memory. Weights are undefined until zero_init_weights or zero_write + zero_publish.
 Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm, Ledger* ledger);
@@ -57,8 +76,8 @@ void zero_drop_slots(Zero* zero);
 
 // ---- gradients -----------------------------------------------------------------------------------
 
-// Begin a micro-step (0 .. G-1) of the current step, before its first zero_grad_begin.
-void zero_begin_micro_step(Zero* zero, int micro);
+// Begin a micro-step (0 .. G-1) of step `step` (from 1), before its forward pass.
+void zero_begin_micro_step(Zero* zero, long step, int micro);
 // Where the unit's gradient goes in this micro-step; zero_grad_end launches what is due.
 Grad zero_grad_begin(Zero* zero, int unit);
 void zero_grad_end(Zero* zero, int unit);
