@@ -154,8 +154,11 @@ $(BUILD)/%.o: %.cu
 	@echo "  cc    $<"
 	@$(CC) -x c $(CFLAGS_ALL) $(MPI_CFLAGS) -MMD -MP -c $< -o $@
 LINK = $(CC) $(LDFLAGS_ALL)
-else
--include dev/cuda_on_cpu/rules.mk
+endif
+ifeq ($(BACKEND),cuda_on_cpu)
+# The sources read 16 bytes at a time through other types, as device code may.
+DEFINES += -fno-strict-aliasing
+include dev/cuda_on_cpu/rules.mk
 endif
 ifeq ($(BACKEND),cuda)
 NVCC_FLAGS := -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -Xcompiler -fno-math-errno,-ffp-contract=off \
@@ -170,15 +173,16 @@ LIBS += -lcublasLt $(if $(filter 1,$(MPI)),-lnccl)
 MPI_LIBS := $(call to_nvcc_link,$(MPI_LIBS))
 endif
 
-$(BUILD)/train_gpt2$(SUFFIX): $(BUILD)/train_gpt2.o $(LIBRARY)
+# EMU_LIBRARY is the runtime that stands in for CUDA; empty but for BACKEND=cuda_on_cpu.
+$(BUILD)/train_gpt2$(SUFFIX): $(BUILD)/train_gpt2.o $(LIBRARY) $(EMU_LIBRARY)
 	@echo "  link  $@"
 	@$(LINK) $^ $(MPI_LIBS) $(LIBS) -o $@
 
-$(BUILD)/test_gpt2$(SUFFIX): $(BUILD)/test_gpt2.o $(TEST_SUPPORT) $(LIBRARY)
+$(BUILD)/test_gpt2$(SUFFIX): $(BUILD)/test_gpt2.o $(TEST_SUPPORT) $(LIBRARY) $(EMU_LIBRARY)
 	@echo "  link  $@"
 	@$(LINK) $^ $(MPI_LIBS) $(LIBS) -o $@
 
-$(TESTS): $(BUILD)/test_%: $(BUILD)/dev/test/test_%.o $(TEST_SUPPORT) $(LIBRARY)
+$(TESTS): $(BUILD)/test_%: $(BUILD)/dev/test/test_%.o $(TEST_SUPPORT) $(LIBRARY) $(EMU_LIBRARY)
 	@echo "  link  $@"
 	@$(LINK) $^ $(MPI_LIBS) $(LIBS) -o $@
 
