@@ -113,6 +113,8 @@ double tolerance_for(Tolerance kind, DType dtype) {
     switch (kind) {
     case TOL_FP32:
         return sum;
+    case TOL_FP64:
+        return 4096 * 0x1p-106;
     case TOL_ROUNDED:
         return sum + u * u;
     case TOL_ROUNDED_TWICE:
@@ -135,8 +137,9 @@ void fill_normal(double* out, size_t count, double scale, uint64_t seed) {
     for (size_t i = 0; i < count; i++) out[i] = scale * rng_normal(seed, 0, i);
 }
 
-void fill_ramp(double* out, size_t count, double scale) {
-    for (size_t i = 0; i < count; i++) out[i] = scale * (2.0 * (double)i / (double)count - 1.0);
+void fill_spread(double* out, size_t count, double scale) {
+    for (size_t i = 0; i < count; i++)
+        out[i] = scale * (2 * fmod((double)i * 0.6180339887498949, 1) - 1);
 }
 
 void round_to(double* values, size_t count, DType dtype) {

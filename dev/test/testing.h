@@ -52,6 +52,8 @@ typedef enum {
     // Values that stay in fp32 (statistics, losses, fp32 gradients), whatever floatX is. A sum of K
     // terms of both signs has an NMSE of about K u^2 / 6; K = 4096 covers every shape of the tests.
     TOL_FP32,
+    // Values that stay in double: the same sum with u = 2^-53.
+    TOL_FP64,
     // One result computed in fp32 and rounded once to floatX.
     TOL_ROUNDED,
     // The same where an intermediate tensor may be rounded to floatX too: 2 roundings that add, and
@@ -77,9 +79,10 @@ static inline double tolerance(Tolerance kind) { return tolerance_for(kind, FLOA
 // out[i] = normal(0, scale), a function of seed and i alone.
 void fill_normal(double* out, size_t count, double scale, uint64_t seed);
 
-// Values that a misplaced index cannot hide behind: out[i] grows with i inside [-scale, scale) and is
-// different for each of `count` elements up to the resolution of double.
-void fill_ramp(double* out, size_t count, double scale);
+// out[i] = scale * (2 frac(i * golden ratio) - 1): no two elements are equal, any few neighbours are
+// spread over [-scale, scale), so that a misplaced index shows and no sum is ill-conditioned.
+// Source: Weyl 1916, equidistribution of multiples of an irrational number modulo 1.
+void fill_spread(double* out, size_t count, double scale);
 
 // Rounds each element to dtype (to nearest, ties to even) and back.
 void round_to(double* values, size_t count, DType dtype);
