@@ -27,13 +27,18 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
-from tqdm import tqdm
+try:
+    import numpy as np
+    from tqdm import tqdm
 
-import download
-import shard
-import tokenizer
-from shard import DataError
+    import download
+    import shard
+    import tokenizer
+except ModuleNotFoundError as missing:
+    print(
+        f"{missing}: pip install -r {Path(__file__).with_name('requirements.txt')}", file=sys.stderr
+    )
+    sys.exit(2)
 
 HERE = Path(__file__).resolve().parent
 PIECE_BYTES = 1 << 20
@@ -130,7 +135,7 @@ def run(main):
     name = Path(sys.argv[0]).name
     try:
         main()
-    except DataError as error:
+    except shard.DataError as error:
         sys.exit(_complain(name, error, 2))
     except KeyboardInterrupt:
         sys.exit(_complain(name, "stopped; downloads go on from here when it is run again", 130))
@@ -184,7 +189,7 @@ def read_jsonl(path, field="text"):
                 text = json.loads(line)[field]
                 yield text.encode("utf-8", errors="replace"), len(line)
             except (ValueError, TypeError, AttributeError, KeyError) as error:
-                raise DataError(
+                raise shard.DataError(
                     f'{path}:{number}: no JSON object with text in "{field}" '
                     f"({type(error).__name__}: {error}); --field names another"
                 ) from None
@@ -192,20 +197,26 @@ def read_jsonl(path, field="text"):
 
 def read_parquet(path, field="text"):
     """A parquet file; `field` is the column with the text."""
-    import pyarrow  # only here: the other scripts run without it
-    from pyarrow import parquet
-
+    try:
+        import pyarrow  # only here: the other scripts run without it
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise shard.DataError(
+            f"{path}: reading parquet takes pyarrow: pip install pyarrow"
+        ) from None
     try:
         table = parquet.ParquetFile(path)
         if field not in table.schema_arrow.names:
             columns = ", ".join(table.schema_arrow.names)
-            raise DataError(f'{path}: no column "{field}" among {columns}; --field names another')
+            raise shard.DataError(
+                f'{path}: no column "{field}" among {columns}; --field names another'
+            )
         weight = path.stat().st_size / max(1, table.metadata.num_rows)
         for batch in table.iter_batches(batch_size=1024, columns=[field]):
             for text in batch.column(0):
                 yield (text.as_py() or "").encode("utf-8", errors="replace"), weight
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a readable parquet file ({error})") from None
+        raise shard.DataError(f"{path}: not a readable parquet file ({error})") from None
 
 
 # ---- pipeline ------------------------------------------------------------------------------------
@@ -302,7 +313,7 @@ class Encoder:
         try:
             return future.result(), batch
         except concurrent.futures.process.BrokenProcessPool:
-            raise DataError(
+            raise shard.DataError(
                 "a worker process died, perhaps for want of memory: fewer --processes"
             ) from None
 
@@ -335,11 +346,11 @@ class DataSet:
             manifest = json.loads(self.manifest_path.read_text())
             same = manifest["choices"] == self.choices
         except (ValueError, KeyError, TypeError):
-            raise DataError(
+            raise shard.DataError(
                 f"{self.manifest_path}: not readable; --overwrite makes the set anew"
             ) from None
         if not same:
-            raise DataError(
+            raise shard.DataError(
                 f"{self.folder} holds a set made with {manifest['choices']}, now asked for with "
                 f"{self.choices}: --overwrite replaces it, --output puts the new one elsewhere"
             )
@@ -371,7 +382,7 @@ class DataSet:
         names = set(names)
         others = [path for path in self.shards() if path.name not in names]
         if others and not self._overwrite:
-            raise DataError(f"{others[0]}: a shard of another set; --overwrite removes these")
+            raise shard.DataError(f"{others[0]}: a shard of another set; --overwrite removes these")
         for path in others:
             path.unlink()
         self.manifest_path.unlink(missing_ok=True)
@@ -386,7 +397,7 @@ class DataSet:
 
 def size_of(path):
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise shard.DataError(f"{path}: no such file")
     return path.stat().st_size
 
 
@@ -444,7 +455,7 @@ def build(options, data_set, train, input_bytes, sources, val=None):
     shards = {split: writer.close() for split, writer in splits.items()}
     if not shards["train"]:
         total = sum(writer.num_tokens for writer in splits.values())
-        raise DataError(
+        raise shard.DataError(
             f"{total} tokens in all, none left for training after --val-tokens {options.val_tokens}"
         )
     if options.tokenizer != "bytes":

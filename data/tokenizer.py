@@ -1,4 +1,8 @@
+#!/usr/bin/env python3
 # data/tokenizer.py - text to token ids and back: GPT-2's byte-pair encoding and plain bytes.
+#
+# Run by itself it writes gpt2_tokenizer.bin into the current folder, with which the trainer prints
+# text; the data sets have theirs beside their shards.
 #
 # Both have the same face: name, vocab_size, end_of_text, encode(bytes), decode(ids), tokens(). The
 # encoding is tiktoken's; its vocabulary comes from the net (tiktoken keeps it) or from local files
@@ -6,6 +10,7 @@
 #
 # Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 
+import argparse
 import json
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import numpy as np
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str  # how GPT-2 cuts text before the merges
 
+import shard
 from shard import DataError, token_type
 
 END_OF_TEXT = "<|endoftext|>"
@@ -148,3 +154,19 @@ def _check_merges(path, vocab):
         raise DataError(
             f"{path}: {len(merges)} merges, the vocabulary beside it has {len(vocab) - 256}"
         )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description="Write gpt2_tokenizer.bin into the current folder."
+    )
+    parser.add_argument("--vocab", type=Path, metavar="DIR", help="take the vocabulary from there")
+    coder = make("gpt2", parser.parse_args().vocab)
+    with shard.atomic(Path(shard.TOKENIZER_FILE)) as file:
+        file.write(shard.vocabulary_bytes(coder.tokens(), coder.end_of_text))
+
+
+if __name__ == "__main__":
+    import corpus  # which imports this file: not when it is imported itself
+
+    corpus.run(main)

@@ -80,6 +80,8 @@ def test_tokenizer_file_by_hand(folder):
     ]:
         expected += bytes([len(token)]) + token
     expect_equal((folder / "out" / "gpt2_tokenizer.bin").read_bytes(), expected)
+    expect_works(script("tokenizer", "--vocab", folder / "v", folder=folder))
+    expect_equal((folder / "gpt2_tokenizer.bin").read_bytes(), expected)
     result = script(
         "prompt",
         "--decode",
@@ -376,6 +378,20 @@ def test_cuts_keep_the_ids(folder):
         pieces += len(cut)
         expect_equal(sum(cut, []), coder.encode(text).tolist())
     return f"{pieces} pieces of 2000 texts"
+
+
+@case(*MODULES)
+def test_missing_packages_named(folder):
+    (folder / "a.parquet").write_bytes(b"")
+    for package, words in (
+        ("tiktoken", ("tiktoken", "requirements.txt")),
+        ("pyarrow", ("pyarrow",)),
+    ):
+        (folder / package).mkdir()
+        stand_in = f'raise ModuleNotFoundError("No module named {package!r}", name={package!r})'
+        (folder / package / f"{package}.py").write_text(stand_in)
+        arguments = (folder / "a.parquet", "--output", folder / "set", "--tokenizer", "bytes")
+        expect_fails(script("text", *arguments, PYTHONPATH=folder / package), 2, *words)
 
 
 @case(*MODULES)
