@@ -90,7 +90,7 @@ static void flush_waiting(Log* log) {
         done += (size_t)n;
     }
     log->waiting_bytes -= done;
-    memmove(log->waiting, log->waiting + done, log->waiting_bytes);
+    if (log->waiting_bytes) memmove(log->waiting, log->waiting + done, log->waiting_bytes);
 }
 
 static void put_event(Log* log, cJSON* event) {

@@ -45,14 +45,15 @@ OpsShape plan_ops_shape(const PlanInput* input) {
     GPT2Shape shape = plan_gpt2_shape(input);
     OpsShape ops = {0};
     ops.B = shape.B;
-    ops.T =
-        shape.T > shape.cache_T ? shape.T : shape.cache_T; // cached attention sees all of cache_T
+    ops.T = shape.T > shape.cache_T ? shape.T : shape.cache_T; // the cache's keys, too
     ops.C = input->model.C;
     ops.NH = input->model.NH;
     ops.Vp = gpt2_padded_vocab(&input->model);
     ops.threads = input->threads;
     ops.logits_rows = LOGITS_ROWS;
     ops.backward = shape.backward;
+    ops.tf32 = input->options->tf32;
+    ops.gelu_fusion = input->options->gelu_fusion;
     return ops;
 }
 
