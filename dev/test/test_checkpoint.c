@@ -49,11 +49,7 @@ void zero_write(Zero* zero, StateKind kind, int tensor, size_t first, size_t cou
 
 void zero_publish(Zero* zero) { zero->published++; }
 
-static void broadcast_to_nobody(Comm* comm, void* buffer, size_t bytes, int from) {
-    (void)comm, (void)buffer, (void)bytes, (void)from;
-}
-
-static Comm self = {.name = "self", .world_size = 1, .host_broadcast = broadcast_to_nobody};
+static Comm* self;
 
 static const GPT2Config config = {.L = 2, .NH = 2, .C = 8, .V = 11, .T = 6};
 static ParamTable table;
@@ -135,7 +131,7 @@ static Checkpoints make_checkpoints(int keep, int milestone_every) {
     Checkpoints c = {.out = out_dir,
                      .keep = keep,
                      .milestone_every = milestone_every,
-                     .comm = &self,
+                     .comm = self,
                      .table = &table,
                      .buffer = io_buffer,
                      .buffer_elems = sizeof(io_buffer) / sizeof(io_buffer[0])};
@@ -209,7 +205,7 @@ static long newest(char* text, size_t size) {
     fflush(stderr);
     int kept = dup(2), fd = open(in_root(path, "warnings"), O_RDWR | O_CREAT | O_TRUNC, 0666);
     dup2(fd, 2);
-    bool ok = checkpoint_find(out_dir, &state, dir, &found, &self, &error);
+    bool ok = checkpoint_find(out_dir, &state, dir, &found, self, &error);
     fflush(stderr);
     dup2(kept, 2);
     close(kept);
@@ -249,7 +245,7 @@ static void test_round_trip(void) {
     EXPECT(checkpoint_save(&checkpoints, &state, &written, &report, &error), "%s", error.text);
     EXPECT(strcmp(report.name, "step_00000010") == 0, "%s", report.name);
     EXPECT(checkpoint_exists(&checkpoints, 10) && !checkpoint_exists(&checkpoints, 9), "exists");
-    EXPECT(checkpoint_find(out_dir, &found_state, dir, &found, &self, &error) && found, "%s",
+    EXPECT(checkpoint_find(out_dir, &found_state, dir, &found, self, &error) && found, "%s",
            error.text);
     EXPECT(found && same_run(&state, &found_state), "the state differs");
     EXPECT(checkpoint_load(&checkpoints, dir, &read, &report, &error), "%s", error.text);
@@ -329,25 +325,25 @@ static void test_out(void) {
     run_command(
         "mkdir out/.step_00000004.tmp && echo x > out/.step_00000004.tmp/model.safetensors && "
         "touch out/DONE_00000003 out/keep.txt");
-    EXPECT(!checkpoint_open_out(out_dir, false, false, &self, &b) && b.code == EXIT_USAGE,
+    EXPECT(!checkpoint_open_out(out_dir, false, false, self, &b) && b.code == EXIT_USAGE,
            "a new run into an old OUT");
     EXPECT(strstr(b.text, "--overwrite") && strstr(b.text, "-y 1"), "%s", b.text);
-    EXPECT(checkpoint_open_out(out_dir, true, false, &self, &c), "%s", c.text);
+    EXPECT(checkpoint_open_out(out_dir, true, false, self, &c), "%s", c.text);
     EXPECT(count_leftovers() == 0 && is_there("out/step_00000003"),
            "resume cleans too much or little");
-    EXPECT(checkpoint_open_out(out_dir, false, true, &self, &d), "%s", d.text);
+    EXPECT(checkpoint_open_out(out_dir, false, true, self, &d), "%s", d.text);
     EXPECT(!is_there("out/step_00000003") && !is_there("out/latest") &&
                !is_there("out/DONE_00000003") && is_there("out/keep.txt"),
            "--overwrite removes too much or little");
     char nested[PATH_MAX];
-    EXPECT(checkpoint_open_out(in_root(nested, "x/y/z"), false, false, &self, &e) &&
+    EXPECT(checkpoint_open_out(in_root(nested, "x/y/z"), false, false, self, &e) &&
                is_there("x/y/z"),
            "%s", e.text);
     Error f = {0}, g = {0};
-    EXPECT(!checkpoint_open_out("/proc/nowhere", false, false, &self, &f) && f.code == EXIT_USAGE,
+    EXPECT(!checkpoint_open_out("/proc/nowhere", false, false, self, &f) && f.code == EXIT_USAGE,
            "%s", f.text);
     write_whole("file", "x", 1);
-    EXPECT(!checkpoint_open_out(in_root(nested, "file"), false, false, &self, &g) &&
+    EXPECT(!checkpoint_open_out(in_root(nested, "file"), false, false, self, &g) &&
                g.code == EXIT_USAGE,
            "%s", g.text);
     test_report("output directory: made, cleaned, refused");
@@ -454,7 +450,7 @@ static void test_killed(void) {
         fresh_out();
         EXPECT(save_step(1, 2, &zero, &error), "%s", error.text);
         killed = save_and_be_killed(&zero, moments);
-        EXPECT(checkpoint_open_out(out_dir, true, false, &self, &error), "%s", error.text);
+        EXPECT(checkpoint_open_out(out_dir, true, false, self, &error), "%s", error.text);
         long step = newest(text, sizeof(text));
         EXPECT(step == 2 || step == 3, "killed at moment %d: step %ld is left, %s", moments, step,
                text);
@@ -663,6 +659,7 @@ int main(void) {
     snprintf(root, sizeof(root), "%s/test_checkpoint.%d", base, (int)getpid());
     CHECK(mkdir(root, 0777) == 0, "cannot make %s", root);
     in_root(out_dir, "out");
+    self = comm_self_create();
     gpt2_param_table(&table, &config);
     test_round_trip();
     test_keep();
@@ -674,6 +671,7 @@ int main(void) {
     test_resume_rules();
     test_config();
     param_table_free(&table);
+    self->free(self);
     char command[128];
     snprintf(command, sizeof(command), "rm -rf %s", root);
     return system(command) != 0 ? 1 : test_finish();

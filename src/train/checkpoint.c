@@ -18,6 +18,7 @@
 #include "train/json.h"
 #include "train/model_file.h"
 #include "train/safetensors.h"
+#include "train/watchdog.h"
 
 enum { STATE_JSON_MAX = 64 << 20 }; // bytes: 100,000 data files with long names
 
@@ -25,12 +26,6 @@ static char* path_join(char out[PATH_MAX], const char* dir, const char* name) {
     int n = snprintf(out, PATH_MAX, "%s/%s", dir, name);
     CHECK(n >= 0 && n < PATH_MAX, "path too long: %s/%s", dir, name);
     return out;
-}
-
-// Rank 0's outcome becomes everyone's.
-static bool share_outcome(Comm* comm, Error* error) {
-    comm->host_broadcast(comm, error, sizeof(*error), 0);
-    return error->code == 0;
 }
 
 // ---- the names in OUT ----------------------------------------------------------------------------
@@ -248,12 +243,11 @@ static void load_moment(const Checkpoints* checkpoints, const SafeTensors* file,
             safetensors_read(file, tensor, first, count, checkpoints->buffer, error);
         }
         zero_write(zero, kind, t, first, count, checkpoints->buffer);
+        watchdog_tick();
     }
 }
 
-bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
-                     CheckpointReport* report, Error* error) {
-    double start = now_seconds();
+static bool load_all(const Checkpoints* checkpoints, const char* dir, Zero* zero, Error* error) {
     Comm* comm = checkpoints->comm;
     ModelFile model;
     if (!model_file_open(&model, dir, comm, error)) return false;
@@ -267,17 +261,26 @@ bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero
         path_join(path, dir, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
         safetensors_open(&file, path, error);
     }
-    if (!share_outcome(comm, error)) return false;
+    if (!comm_all_ok(comm, error)) return false;
     for (int t = 0; t < checkpoints->table->num_tensors; t++) {
         load_moment(checkpoints, &file, zero, STATE_M, t, error);
         load_moment(checkpoints, &file, zero, STATE_V, t, error);
     }
     if (comm->rank == 0) safetensors_close(&file);
+    return comm_all_ok(comm, error);
+}
+
+bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
+                     CheckpointReport* report, Error* error) {
+    double start = now_seconds();
+    watchdog_activity("loading a checkpoint");
+    bool ok = load_all(checkpoints, dir, zero, error);
+    watchdog_activity("");
     const char* name = strrchr(dir, '/');
     snprintf(report->name, sizeof(report->name), "%.31s", name ? name + 1 : dir);
     report->bytes = 3 * checkpoints->table->num_params * sizeof(float);
     report->ms = 1e3 * (now_seconds() - start);
-    return share_outcome(comm, error);
+    return ok;
 }
 
 // ---- writing -------------------------------------------------------------------------------------
@@ -356,6 +359,7 @@ static void write_tensor(Save* save, StateKind kind, int t) {
         size_t count = min_size(checkpoints->buffer_elems, elems - first);
         zero_read(save->zero, kind, t, first, count, checkpoints->buffer);
         file_write(save, checkpoints->buffer, count * sizeof(float));
+        watchdog_tick();
         kill_point(save);
     }
 }
@@ -453,6 +457,7 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
                      CheckpointReport* report, Error* error) {
     double start = now_seconds();
     bool is_root = checkpoints->comm->rank == 0;
+    watchdog_activity("saving a checkpoint");
     Save save = {
         .checkpoints = checkpoints, .zero = zero, .step = state->step, .fd = -1, .error = error};
     static const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_M, STATE_V};
@@ -475,9 +480,10 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
         if (!is_writing(&save)) remove_flat(checkpoints->out, temporary);
     }
     checkpoints->comm->host_broadcast(checkpoints->comm, &report->bytes, sizeof(report->bytes), 0);
+    watchdog_activity("");
     step_name(report->name, state->step);
     report->ms = 1e3 * (now_seconds() - start);
-    return share_outcome(checkpoints->comm, error);
+    return comm_all_ok(checkpoints->comm, error);
 }
 
 // ---- OUT -----------------------------------------------------------------------------------------
@@ -536,7 +542,7 @@ static bool open_out(const char* out, bool resume, bool overwrite, Error* error)
 
 bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error) {
     if (comm->rank == 0) open_out(out, resume, overwrite, error);
-    return share_outcome(comm, error);
+    return comm_all_ok(comm, error);
 }
 
 bool checkpoint_exists(const Checkpoints* checkpoints, long step) {
@@ -560,5 +566,5 @@ bool checkpoint_mark_done(const Checkpoints* checkpoints, long step, Error* erro
         }
         if (fd >= 0) close(fd);
     }
-    return share_outcome(checkpoints->comm, error);
+    return comm_all_ok(checkpoints->comm, error);
 }

@@ -13,6 +13,7 @@
 #include "core/rng.h"
 #include "train/json.h"
 #include "train/state.h"
+#include "train/watchdog.h"
 
 enum {
     CONFIG_JSON_MAX = 1 << 20, // bytes
@@ -383,8 +384,7 @@ bool model_file_open(ModelFile* file, const char* path, Comm* comm, Error* error
                       "%s: needs its config.json beside it, for the number of heads", path);
         }
     }
-    comm->host_broadcast(comm, error, sizeof(*error), 0);
-    if (error->code != 0) {
+    if (!comm_all_ok(comm, error)) {
         model_file_close(file);
         return false;
     }
@@ -427,11 +427,11 @@ bool model_file_load(const ModelFile* file, Zero* zero, const ParamTable* table,
                 model_file_read(file, t, first, count, buffer, error);
             }
             zero_write(zero, STATE_MASTER, t, first, count, buffer);
+            watchdog_tick();
         }
     }
     zero_publish(zero);
-    comm->host_broadcast(comm, error, sizeof(*error), 0);
-    return error->code == 0;
+    return comm_all_ok(comm, error);
 }
 
 bool model_file_hash(const char* path, uint64_t* hash, Error* error) {
