@@ -33,6 +33,7 @@
 #include "train/schedule.h"
 #include "train/signals.h"
 #include "train/step.h"
+#include "train/verdict.h"
 #include "train/version.h"
 #include "train/watchdog.h"
 
@@ -61,6 +62,7 @@ typedef struct {
     long data_start;    // steps done when the data order began
     long max_steps;     // -x, or one epoch
     int skips_in_a_row; // nonfinite and overflow
+    int signal;         // that some rank has received
     Schedule schedule;
     Report report;
     Log* log;
@@ -348,97 +350,47 @@ static void load_weights(Run* run) {
 
 // ---- one step ------------------------------------------------------------------------------------
 
+// Buffers and marks of the loop.
 typedef struct {
-    double forward_ms, backward_ms;
-} Timing;
+    int *inputs, *targets; // (B, T) host
+    event_t* marks;        // (2 G + 1) begin, and the ends of each forward and backward
+} Loop;
+
+static void loop_init(Loop* loop, const Options* o) {
+    size_t batch = (size_t)o->micro_batch * (size_t)o->seq_len;
+    int num_marks = 2 * o->grad_accum_steps + 1;
+    loop->inputs = (int*)checked_malloc(2 * batch * sizeof(int));
+    loop->targets = loop->inputs + batch;
+    loop->marks = (event_t*)checked_malloc((size_t)num_marks * sizeof(event_t));
+    for (int i = 0; i < num_marks; i++) loop->marks[i] = event_create();
+}
+
+static void loop_free(Loop* loop, const Options* o) {
+    for (int i = 0; i < 2 * o->grad_accum_steps + 1; i++) event_destroy(loop->marks[i]);
+    free(loop->marks);
+    free(loop->inputs);
+}
 
 // The gradients of the whole global batch, reduced, and the step's one message.
-static StepMessage accumulate_gradients(Run* run, long step, int* tokens, event_t marks[3],
-                                        Timing* timing) {
+static StepMessage accumulate_gradients(Run* run, long step, Loop* loop) {
     const Options* o = &run->options;
     const Comm* comm = run->comm;
-    size_t batch = (size_t)o->micro_batch * (size_t)o->seq_len;
-    int *inputs = tokens, *targets = tokens + batch;
     float dloss = (float)(run->state.loss_scale / (double)o->total_batch_tokens);
     long data_step = o->overfit_batch ? 1 : step - run->data_start;
-    timing->forward_ms = timing->backward_ms = 0;
+    run->step.number = step;
+    event_record(loop->marks[0], STREAM_COMPUTE);
     for (int micro = 0; micro < o->grad_accum_steps; micro++) {
         Error error = no_error;
         if (!dataloader_batch(&run->train, data_step, micro, comm->rank, comm->world_size,
-                              o->micro_batch, inputs, targets, &error))
-            comm_exit_all(run->comm, &error);
-        event_record(marks[0], STREAM_COMPUTE);
-        step_forward(&run->step, inputs, targets, micro);
-        event_record(marks[1], STREAM_COMPUTE);
+                              o->micro_batch, loop->inputs, loop->targets, &error))
+            comm_exit_all(comm, &error);
+        step_forward(&run->step, loop->inputs, loop->targets, micro);
+        event_record(loop->marks[2 * micro + 1], STREAM_COMPUTE);
         step_backward(&run->step, dloss, micro);
-        event_record(marks[2], STREAM_COMPUTE);
+        event_record(loop->marks[2 * micro + 2], STREAM_COMPUTE);
     }
-    StepMessage message =
-        zero_grad_norm(run->zero, run->step.micro_losses, (size_t)o->total_batch_tokens,
-                       run->state.loss_scale, signals_received());
-    timing->forward_ms = o->grad_accum_steps * event_elapsed_ms(marks[0], marks[1]);
-    timing->backward_ms = o->grad_accum_steps * event_elapsed_ms(marks[1], marks[2]);
-    return message;
-}
-
-typedef enum { VERDICT_UPDATE, VERDICT_SKIP, VERDICT_STOP } Verdict;
-
-// The same on all ranks, since it depends on the step's message alone. *reason names a skip.
-static Verdict judge(Run* run, long step, const StepMessage* message, const char** reason) {
-    const Options* o = &run->options;
-    CheckpointState* s = &run->state;
-    *reason = NULL;
-    if (!message->nonfinite) {
-        bool outlier = (o->skip_loss_z > 0 &&
-                        outlier_zscore(&s->outlier_loss, message->loss) > o->skip_loss_z) ||
-                       (o->skip_grad_z > 0 &&
-                        outlier_zscore(&s->outlier_norm, message->grad_norm) > o->skip_grad_z);
-        if (outlier) *reason = "outlier";
-        return outlier ? VERDICT_SKIP : VERDICT_UPDATE;
-    }
-    bool is_overflow = FLOATX_DTYPE == DTYPE_FP16 && s->loss_scale > LOSS_SCALE_FLOOR;
-    char what[160];
-    if (message->nonfinite_rank >= 0)
-        snprintf(what, sizeof(what),
-                 "step %ld: the gradient of %s on rank %d is not finite (%zu elements)", step,
-                 message->nonfinite_tensor, message->nonfinite_rank, message->nonfinite_count);
-    else
-        snprintf(what, sizeof(what), "step %ld: the loss is not finite", step);
-
-    bool stops = !is_overflow && strcmp(o->on_nan, "stop") == 0;
-    *reason = is_overflow ? "overflow" : "nonfinite";
-    if (!stops && run->skips_in_a_row + 1 < o->max_skips) {
-        if (is_overflow)
-            warn("%s; skipped, loss scale %g halves", what, s->loss_scale);
-        else
-            warn("%s; skipped", what);
-        return VERDICT_SKIP;
-    }
-    if (run->comm->rank == 0)
-        fprintf(stderr, "error: %s; %s\n", what,
-                stops ? "stopping (--on-nan skip goes on; lower -l or find the bad data)"
-                      : "stopping after --max-skips skips in a row");
-    return VERDICT_STOP;
-}
-
-// Books what the step's outcome changes for later ones.
-static void book(Run* run, long step, const StepMessage* message, const char* skipped) {
-    CheckpointState* s = &run->state;
-    bool bad = skipped && message->nonfinite;
-    if (!skipped) {
-        s->adam_t++;
-        outlier_push(&s->outlier_loss, message->loss);
-        outlier_push(&s->outlier_norm, message->grad_norm);
-    }
-    if (FLOATX_DTYPE == DTYPE_FP16)
-        loss_scale_update(&s->loss_scale, &s->loss_scale_good_steps, message->nonfinite);
-    if (bad)
-        run->skips_in_a_row++;
-    else if (!skipped)
-        run->skips_in_a_row = 0;
-    s->step = step;
-    s->samples = (uint64_t)(step - run->data_start) *
-                 (uint64_t)(run->options.total_batch_tokens / run->options.seq_len);
+    return zero_grad_norm(run->zero, run->step.micro_losses, (size_t)o->total_batch_tokens,
+                          run->state.loss_scale, signals_received());
 }
 
 static AdamW adamw_of_step(const Run* run, long step, double grad_norm) {
@@ -453,6 +405,69 @@ static AdamW adamw_of_step(const Run* run, long step, double grad_norm) {
                    (float)(1.0 - pow(o->beta2, t)),
                    (float)(clip_coefficient(grad_norm, o->grad_clip) / run->state.loss_scale)};
     return adamw;
+}
+
+// For log and reader: the step that began and whose update began at those times.
+static void report_this_step(Run* run, long step, const StepMessage* message,
+                             const Verdict* verdict, const Loop* loop, double begin,
+                             double update_begin) {
+    const Options* o = &run->options;
+    double end = now_seconds(), rate = (double)o->total_batch_tokens / (end - begin);
+    double peak = o->peak_tflops > 0 ? o->peak_tflops : device_peak_tflops();
+    StepInfo info;
+    memset(&info, 0, sizeof(info));
+    info.step = step;
+    info.loss = message->loss;
+    info.grad_norm = message->grad_norm;
+    info.lr = schedule_lr(&run->schedule, step);
+    info.loss_scale = FLOATX_DTYPE == DTYPE_FP16 ? run->state.loss_scale : 0;
+    info.skipped = verdict->skipped;
+    info.ms = (end - begin) * 1e3;
+    for (int micro = 0; micro < o->grad_accum_steps; micro++) {
+        const event_t* mark = &loop->marks[2 * micro];
+        info.forward_ms += event_elapsed_ms(mark[0], mark[1]);
+        info.backward_ms += event_elapsed_ms(mark[1], mark[2]);
+    }
+    info.update_ms = (end - update_begin) * 1e3;
+    info.comm_wait_ms = run->comm->wait_seconds * 1e3;
+    info.tokens = (uint64_t)step * (uint64_t)o->total_batch_tokens;
+    info.tokens_per_s = rate;
+    info.mfu = peak > 0 ? gpt2_flops_per_token(&run->config, o->seq_len) * rate /
+                              (peak * 1e12 * run->comm->world_size)
+                        : (double)NAN;
+    zero_take_counters(run->zero, &info.elements_sent, &info.bytes_sent);
+    log_step(run->log, &info);
+    report_step(&run->report, &info);
+}
+
+// One turn of the loop. A step that stops the run has changed nothing.
+static VerdictKind train_step(Run* run, long step, Loop* loop) {
+    const Options* o = &run->options;
+    CheckpointState* s = &run->state;
+    double begin = now_seconds();
+    run->comm->wait_seconds = 0;
+    StepMessage message = accumulate_gradients(run, step, loop);
+    Verdict verdict = verdict_of_step(&message, s, o, step, run->skips_in_a_row);
+    run->signal = message.signal;
+    if (verdict.kind == VERDICT_STOP) {
+        if (run->comm->rank == 0) fprintf(stderr, "error: %s\n", verdict.text);
+        return VERDICT_STOP;
+    }
+    if (verdict.text[0]) warn("%s", verdict.text);
+
+    double update_begin = now_seconds();
+    AdamW adamw = adamw_of_step(run, step, message.grad_norm);
+    if (verdict.kind == VERDICT_UPDATE)
+        zero_step(run->zero, &adamw);
+    else
+        zero_skip(run->zero);
+    report_this_step(run, step, &message, &verdict, loop, begin, update_begin);
+
+    verdict_book(&verdict, &message, s, &run->skips_in_a_row);
+    s->step = step;
+    s->samples =
+        (uint64_t)(step - run->data_start) * (uint64_t)(o->total_batch_tokens / o->seq_len);
+    return verdict.kind;
 }
 
 // ---- between steps -------------------------------------------------------------------------------
@@ -531,75 +546,30 @@ static Outcome outcome(const char* reason, int exit_code) {
 // Steps until the last one, --stop-at, a signal or non-finite numbers.
 static Outcome train(Run* run) {
     const Options* o = &run->options;
-    size_t batch = (size_t)o->micro_batch * (size_t)o->seq_len;
-    int* tokens = (int*)checked_malloc(2 * batch * sizeof(int));
-    event_t marks[3] = {event_create(), event_create(), event_create()};
     bool writes = o->output_dir && o->save_every >= 0, saved = true;
-    double peak = o->peak_tflops > 0 ? o->peak_tflops : device_peak_tflops();
     Outcome end = outcome("finished", EXIT_FINISHED);
-    size_t dropped;
-    zero_take_counters(run->zero, &dropped, &dropped);
-
+    Loop loop;
+    loop_init(&loop, o);
     for (long step = run->state.step + 1; step <= run->max_steps; step++) {
-        double begin = now_seconds();
-        Timing timing;
-        const char* skipped;
-        run->comm->wait_seconds = 0;
-        run->step.number = step;
-        StepMessage message = accumulate_gradients(run, step, tokens, marks, &timing);
-        Verdict verdict = judge(run, step, &message, &skipped);
-        if (verdict == VERDICT_STOP) {
+        if (train_step(run, step, &loop) == VERDICT_STOP) {
             if (writes && step > 1 && !checkpoint_exists(&run->checkpoints, step - 1))
                 save(run, true);
             end = outcome("nonfinite", EXIT_NONFINITE);
             break;
         }
-        double update_begin = now_seconds();
-        AdamW adamw = adamw_of_step(run, step, message.grad_norm);
-        if (verdict == VERDICT_UPDATE)
-            zero_step(run->zero, &adamw);
-        else
-            zero_skip(run->zero);
-
-        double seconds = now_seconds() - begin, rate = (double)o->total_batch_tokens / seconds;
-        StepInfo info;
-        memset(&info, 0, sizeof(info));
-        info.step = step;
-        info.loss = message.loss;
-        info.grad_norm = message.grad_norm;
-        info.lr = schedule_lr(&run->schedule, step);
-        info.loss_scale = FLOATX_DTYPE == DTYPE_FP16 ? run->state.loss_scale : 0;
-        info.skipped = skipped;
-        info.ms = seconds * 1e3;
-        info.forward_ms = timing.forward_ms;
-        info.backward_ms = timing.backward_ms;
-        info.update_ms = (now_seconds() - update_begin) * 1e3;
-        info.comm_wait_ms = run->comm->wait_seconds * 1e3;
-        info.tokens = (uint64_t)step * (uint64_t)o->total_batch_tokens;
-        info.tokens_per_s = rate;
-        info.mfu = peak > 0 ? gpt2_flops_per_token(&run->config, o->seq_len) * rate /
-                                  (peak * 1e12 * run->comm->world_size)
-                            : (double)NAN;
-        zero_take_counters(run->zero, &info.elements_sent, &info.bytes_sent);
-        book(run, step, &message, skipped);
-        log_step(run->log, &info);
-        report_step(&run->report, &info);
-
         bool is_last = step == run->max_steps;
-        bool stops = step == o->stop_at || message.signal != 0;
+        bool stops = !is_last && (step == o->stop_at || run->signal != 0);
         if (writes && (is_last || stops || is_due(o->save_every, step, false)))
             saved = save(run, is_last || stops);
-        if (stops && !is_last) {
-            end = outcome(message.signal ? "signal" : "stopped", EXIT_FINISHED);
+        if (stops) {
+            end = outcome(run->signal ? "signal" : "stopped", EXIT_FINISHED);
             break;
         }
         if (run->has_val && is_due(o->val_every, step, is_last)) validate(run);
         if (is_due(o->sample_every, step, is_last)) sample(run);
         if (run->has_hellaswag && is_due(o->val_every, step, is_last)) answer_hellaswag(run);
-        zero_take_counters(run->zero, &dropped, &dropped);
     }
-    for (int i = 0; i < 3; i++) event_destroy(marks[i]);
-    free(tokens);
+    loop_free(&loop, o);
     if (!saved && end.exit_code == EXIT_FINISHED) end.exit_code = EXIT_FILE_IO;
     return end;
 }
