@@ -268,7 +268,7 @@ def _start_worker(name, vocab):
 
 
 def _end_with_parent():
-    """Workers wait for work on a pipe that their siblings hold open too: a killed parent is no end."""
+    """Workers wait on a pipe that their siblings hold open too: a killed parent does not end it."""
     multiprocessing.parent_process().join()
     os._exit(1)
 

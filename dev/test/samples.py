@@ -81,7 +81,8 @@ MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "hell")]  # Ġ is the bla
 def symbols():
     """The characters that stand for the bytes 0 to 255 in vocabulary files."""
     printable = string.ascii_letters + string.digits + string.punctuation
-    latin = "¡¢£¤¥¦§¨©ª«¬®¯°±²³´µ¶·¸¹º»¼½¾¿ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖ×ØÙÚÛÜÝÞß"
+    latin = "¡¢£¤¥¦§¨©ª«¬®¯°±²³´µ¶·¸¹º»¼½¾¿"
+    latin += "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖ×ØÙÚÛÜÝÞß"
     latin += "àáâãäåæçèéêëìíîïðñòóôõö÷øùúûüýþÿ"
     other = iter(range(256, 512))
     return [
