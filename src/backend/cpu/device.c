@@ -94,6 +94,7 @@ bool device_init(const DeviceOptions* options, Error* error) {
 }
 
 const char* device_backend(void) { return "cpu"; }
+bool device_is_host(void) { return true; }
 
 static const char* instruction_set(void) {
 #if defined(__AVX512BF16__)
@@ -153,6 +154,8 @@ void* device_alloc(Ledger* ledger, const char* name) {
     ledger->allocated_bytes += line->bytes;
     return memory;
 }
+
+void* device_alloc_pinned(Ledger* ledger, const char* name) { return device_alloc(ledger, name); }
 
 void device_alloc_freeze(void) { is_frozen = true; }
 

@@ -219,19 +219,25 @@ static bool can_multiply(DType dtype) {
     return is_native;
 }
 
-void product_init(void) {
+// Engine, and what it can do: once, when first asked.
+static void probe(void) {
+    if (onednn.engine != NULL) return;
     DNNLCHECK(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0));
+    onednn.takes_floatX = FLOATX_DTYPE == DTYPE_FP32 || can_multiply(FLOATX_DTYPE);
+    const dnnl_version_t* version = dnnl_version();
+    snprintf(onednn.description, sizeof onednn.description, "oneDNN %d.%d.%d %s%s", version->major,
+             version->minor, version->patch, dtype_name(FLOATX_DTYPE),
+             onednn.takes_floatX ? "" : " widened to fp32");
+}
+
+void product_init(void) {
+    probe();
     onednn.threads = omp_get_max_threads();
     onednn.tables = checked_calloc((size_t)onednn.threads, sizeof(Table));
     for (int i = 0; i < onednn.threads; i++) {
         DNNLCHECK(
             dnnl_stream_create(&onednn.tables[i].stream, onednn.engine, dnnl_stream_default_flags));
     }
-    onednn.takes_floatX = FLOATX_DTYPE == DTYPE_FP32 || can_multiply(FLOATX_DTYPE);
-    const dnnl_version_t* version = dnnl_version();
-    snprintf(onednn.description, sizeof onednn.description, "oneDNN %d.%d.%d %s%s", version->major,
-             version->minor, version->patch, dtype_name(FLOATX_DTYPE),
-             onednn.takes_floatX ? "" : " widened to fp32");
 }
 
 void product_free(void) {
@@ -244,7 +250,10 @@ void product_free(void) {
     memset(&onednn, 0, sizeof onednn);
 }
 
-const char* product_description(void) { return onednn.description; }
+const char* product_description(void) {
+    probe();
+    return onednn.description;
+}
 
 bool product_takes_floatX(void) { return onednn.takes_floatX; }
 

@@ -36,6 +36,20 @@ static void store_block(void* to, DType dtype, size_t first, const float* values
     }
 }
 
+static void round_block(float* values, DType dtype, size_t n) {
+    if (dtype == DTYPE_BF16) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            values[i] = bf16_bits_to_float(float_to_bf16_bits(values[i]));
+        }
+    } else if (dtype == DTYPE_FP16) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            values[i] = fp16_bits_to_float(float_to_fp16_bits(values[i]));
+        }
+    }
+}
+
 // ---- norm ------------------------------------------------------------------------------------------
 
 static double sum_of_squares(const float x[NORM_BLOCK]) {
@@ -114,11 +128,7 @@ void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* source
         load_block(sum, accumulate ? acc : sources[0], accumulate ? acc_dtype : source_dtype, first,
                    n);
         for (int s = accumulate ? 0 : 1; s < num_sources; s++) {
-            // The sum is rounded to acc's type after each addition, and its first term when assigned.
-            if (acc_dtype != DTYPE_FP32) {
-                store_block(acc, acc_dtype, first, sum, n);
-                load_block(sum, acc, acc_dtype, first, n);
-            }
+            round_block(sum, acc_dtype, n); // what acc would hold now
             load_block(term, sources[s], source_dtype, first, n);
 #pragma omp simd
             for (size_t i = 0; i < n; i++) sum[i] += term[i];
