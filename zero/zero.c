@@ -122,6 +122,7 @@ void zero_destroy(Zero* zero) {
     }
     destroy_events(zero->updated, units);
     destroy_events(zero->published, units);
+    zero->comm->free_memory(zero->comm);
     free(zero->host_chunk);
     partition_free(&zero->partition);
     free(zero);

@@ -57,6 +57,8 @@ struct Comm {
 
     // Takes a line of the plan (device_alloc's rules hold). Collective for EXPOSED and ONE_COPY.
     void* (*alloc)(Comm*, Ledger*, const char* line, CommMemory);
+    // Gives back what alloc has shared; the rest is device_free_all's.
+    void (*free_memory)(Comm*);
     // Says that this rank has written to memory that others may read, before the collective that
     // reads it.
     void (*expose)(Comm*);

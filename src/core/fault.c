@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct {
+typedef struct {
     FaultKind kind;
     bool is_mine; // of this rank, or of every rank
     long step, seq;
@@ -13,7 +13,9 @@ static struct {
     int ms;
     bool poison;
     char description[256];
-} fault = {.kind = FAULT_NONE, .step = -1, .seq = -1};
+} Fault;
+static const Fault no_fault = {.kind = FAULT_NONE, .step = -1, .seq = -1};
+static Fault fault = {.kind = FAULT_NONE, .step = -1, .seq = -1};
 
 static const struct {
     const char* name;
@@ -64,6 +66,7 @@ static bool parse_field(char* field, int rank, Error* error) {
 }
 
 bool fault_init(int rank, Error* error) {
+    fault = no_fault;
     const char* debug = getenv("ZERO_DEBUG");
     if (debug && *debug) {
         if (strcmp(debug, "poison") != 0) {

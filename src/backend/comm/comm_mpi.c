@@ -112,10 +112,7 @@ static void* mpi_alloc(Comm* comm, Ledger* ledger, const char* name, CommMemory 
     MpiComm* m = mpi(comm);
     if (memory == COMM_STAGING) {
         void* staging = device_alloc_pinned(ledger, name);
-        if (strcmp(name, "exchange") == 0) {
-            m->exchange = staging;
-            m->staged = event_create();
-        }
+        if (strcmp(name, "exchange") == 0) m->exchange = staging;
         return staging;
     }
     LedgerLine* line = ledger_find(ledger, name);
@@ -140,6 +137,17 @@ static void* mpi_alloc(Comm* comm, Ledger* ledger, const char* name, CommMemory 
         if (window->is_one_copy) comm->barrier(comm); // before anybody writes values
     }
     return window->mine;
+}
+
+static void mpi_free_memory(Comm* comm) {
+    MpiComm* m = mpi(comm);
+    while (m->num_windows > 0) {
+        Window* window = &m->windows[--m->num_windows];
+        for (int r = 0; r < comm->local_size; r++) {
+            if (r == 0 || !window->is_one_copy) munmap(window->bases[r], window->bytes);
+        }
+        free(window->bases);
+    }
 }
 
 // The window that `ptr` lies in, or NULL.
@@ -193,6 +201,7 @@ static void mpi_settle(Comm* comm, long seq) {
 // ---- messages ------------------------------------------------------------------------------------
 
 static void wait_for_staging(MpiComm* m) {
+    if (!m->staged) m->staged = event_create();
     event_record(m->staged, STREAM_COMM);
     while (!event_is_done(m->staged)) sched_yield();
 }
@@ -369,13 +378,7 @@ static void mpi_abort(int code) {
 
 static void mpi_free(Comm* comm) {
     MpiComm* m = mpi(comm);
-    for (int i = 0; i < m->num_windows; i++) {
-        Window* window = &m->windows[i];
-        for (int r = 0; r < comm->local_size; r++) {
-            if (r == 0 || !window->is_one_copy) munmap(window->bases[r], window->bytes);
-        }
-        free(window->bases);
-    }
+    mpi_free_memory(comm);
     if (m->staged) event_destroy(m->staged);
     table_close(comm->table);
     MPI_Comm_free(&m->host);
@@ -408,6 +411,7 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
     Comm* comm = &m->base;
     *comm = (Comm){.name = "mpi",
                    .alloc = mpi_alloc,
+                   .free_memory = mpi_free_memory,
                    .expose = mpi_expose,
                    .settle = mpi_settle,
                    .all_gather = mpi_all_gather,

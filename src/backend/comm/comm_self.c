@@ -11,6 +11,8 @@ static void* self_alloc(Comm* comm, Ledger* ledger, const char* line, CommMemory
     return memory == COMM_STAGING ? device_alloc_pinned(ledger, line) : device_alloc(ledger, line);
 }
 
+static void self_free_memory(Comm* comm) { (void)comm; }
+
 static void self_expose(Comm* comm) { (void)comm; }
 
 static void self_settle(Comm* comm, long seq) {
@@ -22,7 +24,7 @@ static void self_all_gather(Comm* comm, void* full, const void* shard, size_t sh
                             DType dtype, int unit) {
     if (!comm_enter(comm, COMM_ALL_GATHER, unit, shard_elems)) return;
     if (shard != full) device_copy(full, shard, shard_elems * dtype_bytes(dtype), STREAM_COMM);
-    comm_leave(comm, COMM_ALL_GATHER, shard_elems, dtype_bytes(dtype));
+    comm_leave(comm, COMM_ALL_GATHER, 0, 0);
 }
 
 static void self_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accumulate, void* full,
@@ -33,7 +35,7 @@ static void self_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool acc
     if (acc != full) {
         fold(acc, acc_dtype, accumulate, &source, dtype, 1, shard_elems, STREAM_COMM);
     }
-    comm_leave(comm, COMM_REDUCE_SCATTER, shard_elems, dtype_bytes(dtype));
+    comm_leave(comm, COMM_REDUCE_SCATTER, 0, 0);
 }
 
 static void self_host_all_gather(Comm* comm, void* all, const void* mine, size_t bytes) {
@@ -75,6 +77,7 @@ Comm* comm_self_create(void) {
                    .local_size = 1,
                    .table = table_create_private(),
                    .alloc = self_alloc,
+                   .free_memory = self_free_memory,
                    .expose = self_expose,
                    .settle = self_settle,
                    .all_gather = self_all_gather,
