@@ -205,18 +205,18 @@ static void print_bytes_row(const Plan* plan, const char* name, const char* line
     printf("\n");
 }
 
-// Transient lines of all stages, each once, in the order in which they appear.
+// Transient lines of all stages, each once; the last stage has most of them, so its order goes first.
 static void print_transient_rows(const Plan* plan) {
-    for (int i = 0; i < plan->num_stages; i++) {
+    for (int i = plan->num_stages - 1; i >= 0; i--) {
         const Ledger* ledger = &plan->stages[i].ledger;
         for (int l = 0; l < ledger->num_lines; l++) {
             const LedgerLine* line = &ledger->lines[l];
-            bool is_first = line->kind == MEM_TRANSIENT;
-            for (int before = 0; before < i; before++) {
-                Ledger earlier = plan->stages[before].ledger;
-                if (ledger_find(&earlier, line->name)) is_first = false;
+            bool is_new = line->kind == MEM_TRANSIENT;
+            for (int done = i + 1; done < plan->num_stages; done++) {
+                Ledger other = plan->stages[done].ledger;
+                if (ledger_find(&other, line->name)) is_new = false;
             }
-            if (is_first) print_bytes_row(plan, line->name, line->name, 0);
+            if (is_new) print_bytes_row(plan, line->name, line->name, 0);
         }
     }
 }
@@ -242,13 +242,15 @@ static void print_prediction(const Plan* plan) {
     }
 }
 
-// The command that runs a stage of the plan.
+// The command that runs a stage of the plan; options of a bare parameter count are not resolved.
 static void print_command(const Options* o, int ranks, int stage) {
     const char* program = strcmp(device_backend(), "cuda") == 0 ? "train_gpt2cu" : "train_gpt2";
-    if (ranks > 1) printf("    mpirun -np %d", ranks);
-    printf("%s./%s -z %d -e %s -b %d", ranks > 1 ? " " : "    ", program, stage,
-           o->model ? o->model : DEFAULT_MODEL, o->micro_batch);
-    if (o->seq_len) printf(" -t %d -d %ld -r %d", o->seq_len, o->total_batch_tokens, o->recompute);
+    printf("    ");
+    if (ranks > 1) printf("mpirun -np %d ", ranks);
+    printf("./%s -z %d -b %d", program, stage, o->micro_batch);
+    if (o->grad_accum_steps)
+        printf(" -e %s -t %d -d %ld -r %d", o->model ? o->model : DEFAULT_MODEL, o->seq_len,
+               o->total_batch_tokens, o->recompute);
     if (option_given(o, "--train-data")) printf(" -i '%s'", o->train_data);
     if (option_given(o, "--val-data")) printf(" -j '%s'", o->val_data);
     if (o->output_dir) printf(" -o %s", o->output_dir);

@@ -75,7 +75,8 @@ void report_note(Report* report, const char* fmt, ...) {
 void report_init(Report* report, FILE* out) {
     memset(report, 0, sizeof *report);
     report->out = out;
-    report->is_terminal = out && isatty(fileno(out));
+    // Open MPI gives ranks a terminal as stdout wherever the output goes; its stderr tells the truth.
+    report->is_terminal = out && isatty(fileno(out)) && isatty(STDERR_FILENO);
     report->first_loss = report->last_loss = report->last_val_loss = NAN;
 }
 
@@ -177,6 +178,9 @@ void report_sample(Report* report, long step, const Tokenizer* tokenizer, const 
                    int num_ids) {
     if (!report->out) return;
     char* text = tokenizer_decode(tokenizer, ids, num_ids);
+    // An untrained model emits bytes that would command the terminal.
+    for (char* c = text; *c; c++)
+        if ((*c > 0 && *c < ' ' && *c != '\n' && *c != '\t') || *c == 127) *c = '?';
     report_note(report, "sample %ld/%ld:\n%s\n---", step, report->max_steps, text);
     free(text);
 }
