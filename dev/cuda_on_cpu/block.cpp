@@ -30,11 +30,15 @@ static void fiber_entry() {
 }
 
 static inline Fiber* take_fiber() {
-    std::vector<Fiber*>& idle = machine.idle_fibers[machine.set];
-    if (idle.empty()) return fiber_create(fiber_entry);
-    Fiber* fiber = idle.back();
-    idle.pop_back();
+    Fiber* fiber = machine.idle_fibers[machine.set];
+    if (!fiber) return fiber_create(fiber_entry);
+    machine.idle_fibers[machine.set] = fiber->next_idle;
     return fiber;
+}
+
+static inline void put_into(Fiber** list, Fiber* fiber) {
+    fiber->next_idle = *list;
+    *list = fiber;
 }
 
 static inline void switch_to(Fiber* next) {
@@ -126,14 +130,14 @@ static void worker() {
             // A stack of its own for every thread of a block: reuse would look like a race.
             if (machine.num_started < machine.num_threads) run_next_thread();
             tsan_switch(machine.tsan_stream);
-            machine.used_fibers.push_back(machine.current_fiber);
+            put_into(&machine.used_fibers, machine.current_fiber);
             if (machine.num_started < machine.num_threads) {
                 switch_to(take_fiber());
                 continue;
             }
         } else {
             while (machine.num_started < machine.num_threads) run_next_thread();
-            machine.idle_fibers[machine.set].push_back(machine.current_fiber);
+            put_into(&machine.idle_fibers[machine.set], machine.current_fiber);
         }
         if (machine.num_exited == machine.num_threads) {
             switch_to(&machine.main_fiber);
@@ -157,10 +161,9 @@ void run_threads() {
     machine.current_fiber = &machine.main_fiber;
     switch_to(take_fiber());
     machine.current = nullptr;
-    if (IS_TSAN) {
-        std::vector<Fiber*>& idle = machine.idle_fibers[machine.set];
-        idle.insert(idle.end(), machine.used_fibers.begin(), machine.used_fibers.end());
-        machine.used_fibers.clear();
+    while (Fiber* fiber = machine.used_fibers) {
+        machine.used_fibers = fiber->next_idle;
+        put_into(&machine.idle_fibers[machine.set], fiber);
     }
 }
 
@@ -253,20 +256,21 @@ const char* warp_exchange(uint32_t mask, const void* deposit, size_t bytes, Site
         &machine.warp_op[machine.set][warp - machine.warps][r - warp->rendezvous][r->phase];
     copy_deposit(table + static_cast<size_t>(t->lane) * bytes, deposit, bytes);
     r->arrived |= self;
-    tsan_release(key);
+    bool orders_memory = bytes == 0;
+    if (orders_memory) tsan_release(key);
     if (r->arrived == needed) {
         r->arrived = 0;
         r->phase ^= 1;
         if (machine.order == FORWARD) { // the last to come goes on at once
             t->state = RUNNING;
             set_ready(warp, needed ^ self);
-            tsan_acquire(key);
+            if (orders_memory) tsan_acquire(key);
             return table;
         }
         set_ready(warp, needed);
     }
     wait_turn(t);
-    tsan_acquire(key);
+    if (orders_memory) tsan_acquire(key);
     return table;
 }
 

@@ -71,7 +71,7 @@ struct Machine {
     uint32_t ready_warps; // warps with ready lanes
     Thread* current;      // null outside kernels
     Fiber main_fiber, *current_fiber;
-    std::vector<Fiber*> idle_fibers[NUM_SETS];
+    Fiber* idle_fibers[NUM_SETS]; // lists
     Order order;
     std::mt19937 random;
 
@@ -93,7 +93,7 @@ struct Machine {
     TsanKey set_begin[NUM_SETS], set_end[NUM_SETS];
     TsanKey barrier[NUM_SETS][2], warp_op[NUM_SETS][MAX_WARPS][MAX_MASKS][2];
     int barrier_phase;
-    std::vector<Fiber*> used_fibers; // by threads of this block that exited
+    Fiber* used_fibers; // by threads of this block that exited; a list
 };
 
 extern Machine machine;

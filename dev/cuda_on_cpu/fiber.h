@@ -11,6 +11,8 @@ struct Fiber {
     char* stack;
     size_t stack_bytes;
     void* fake_stack; // AddressSanitizer's, while another fiber runs
+    Fiber* next_idle; // in a list of those that nobody uses
+    Fiber* next_made; // in the list of all
 };
 
 // A fresh stack that will call entry() when it is first switched to; entry must not return.

@@ -86,7 +86,7 @@ void make_shared_undefined() {
     }
     msan_set_undefined(machine.shared, machine.shared_bytes);
     msan_set_undefined(emu_shared_begin, static_cast<size_t>(emu_shared_end - emu_shared_begin));
-    memset(machine.shared + machine.shared_bytes, CANARY, slack_bytes());
+    if (slack_bytes()) memset(machine.shared + machine.shared_bytes, CANARY, slack_bytes());
 }
 
 void replace_pages(char* begin, char* end) {

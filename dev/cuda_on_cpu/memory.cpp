@@ -179,7 +179,7 @@ const Allocation* find_allocation(const void* p) {
                          [](uintptr_t value, const Allocation& a) { return value < a.address; });
     if (next == allocations.begin()) return nullptr;
     const Allocation* a = &*(next - 1);
-    return address <= a->address + a->bytes ? a : nullptr;
+    return address - a->address < std::max<size_t>(a->bytes, 1) ? a : nullptr;
 }
 
 void check_redzones(const char* name, const void* kernel) {
@@ -212,7 +212,8 @@ const char* describe_device_address(const void* p) {
 }
 
 void check_pointer(const void* kernel, int index, const void* p) {
-    if (!p || find_allocation(p)) return;
+    const char* before = static_cast<const char*>(p) - 1; // p may be the end of an allocation
+    if (!p || find_allocation(p) || find_allocation(before)) return;
     host_error("kernel %s: argument %d is %p, memory that a device cannot reach",
                kernel_name(kernel), index, p);
 }

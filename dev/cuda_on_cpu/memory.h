@@ -15,7 +15,7 @@ struct Allocation {
     MemoryKind kind;
 };
 
-// The allocation that p points into, or to the end of; null for pageable host memory.
+// The allocation that p points into; null for pageable host memory.
 const Allocation* find_allocation(const void* p);
 
 // Ends the run unless [p, p + bytes) lies in one allocation; `what` names the user: "cublasLt: A".

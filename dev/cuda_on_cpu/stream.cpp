@@ -66,13 +66,14 @@ namespace emu {
 
 namespace {
 
-std::vector<CUstream_st*> streams = {new CUstream_st{0}}; // the null stream first
+CUstream_st null_stream{0};
+std::vector<CUstream_st*> streams = {&null_stream}; // in order of creation
 std::vector<CUevent_st*> events;
 std::mt19937 random_stream(settings().lazy_seed);
 cudaError_t last_error = cudaSuccess;
 
 CUstream_st* resolve(cudaStream_t s) {
-    if (!s || s == cudaStreamLegacy || s == cudaStreamPerThread) return streams[0];
+    if (!s || s == cudaStreamLegacy || s == cudaStreamPerThread) return &null_stream;
     if (std::find(streams.begin(), streams.end(), s) == streams.end()) {
         host_error("stream %p was destroyed or never created", static_cast<void*>(s));
     }
@@ -115,9 +116,9 @@ void step(CUstream_st* s) {
         op->run();
         check_redzones(op->name, op->kernel);
     }
+    delete op; // with the arguments that the threads of its kernel have read
     tsan_release(&s->done);
     tsan_switch(host_fiber);
-    delete op;
     is_running = false;
 }
 

@@ -95,7 +95,8 @@ int sync_block_reduce(BlockReduction operation, bool value, Site where);
 
 // The one warp operation that all others are made of: deposits `bytes` bytes, waits until every
 // lane of `mask` has done so, and returns the table of what they deposited, lane i at i * bytes.
-// The table stays valid until the lane's next operation with the same mask.
+// The table stays valid until the lane's next operation with the same mask. As CUDA says, only an
+// operation without a deposit (__syncwarp) orders the lanes' memory accesses.
 constexpr size_t MAX_DEPOSIT = 64;
 const char* warp_exchange(uint32_t mask, const void* deposit, size_t bytes, Site where);
 

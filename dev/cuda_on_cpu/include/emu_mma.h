@@ -71,8 +71,8 @@ inline void ldmatrix(uint32_t (&r)[COUNT], const void* row, Site where) {
         }
         r[m] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
     }
-    // All lanes have read before one of them can overwrite the rows.
-    warp_exchange(~0u, nullptr, 0, where);
+    // The instruction reads for all lanes before any lane goes on and may overwrite the rows.
+    warp_exchange(~0u, &row, 1, where);
 }
 
 } // namespace emu
