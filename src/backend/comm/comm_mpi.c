@@ -405,11 +405,18 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
         error_set(error, EXIT_COMM, "MPI could not be started");
         return NULL;
     }
+    int world_size;
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPICHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
+    if (world_size == 1) { // nobody to talk to
+        MPI_Finalize();
+        return comm_self_create();
+    }
     check_set_abort_hook(mpi_abort);
     MpiComm* m = checked_calloc(1, sizeof(MpiComm));
     Comm* comm = &m->base;
     *comm = (Comm){.name = "mpi",
+                   .world_size = world_size,
                    .alloc = mpi_alloc,
                    .free_memory = mpi_free_memory,
                    .expose = mpi_expose,
@@ -424,13 +431,12 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
                    .abort = mpi_abort,
                    .free = mpi_free};
     MPICHECK(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank));
-    MPICHECK(MPI_Comm_size(MPI_COMM_WORLD, &comm->world_size));
     MPICHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL,
                                  &m->host));
     MPICHECK(MPI_Comm_rank(m->host, &comm->local_rank));
     MPICHECK(MPI_Comm_size(m->host, &comm->local_size));
     open_table(m);
     m->shares_memory = shared_memory && m->has_shared_table && device_is_host() &&
-                       comm->world_size > 1 && comm->local_size == comm->world_size;
+                       comm->local_size == comm->world_size;
     return comm;
 }
