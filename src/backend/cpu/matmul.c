@@ -8,10 +8,11 @@
 #include "backend/cpu/vector_math.h"
 
 enum {
-    TILE_ROWS = 256,
-    TILE_COLS = 256,
-    CHUNK = 1024, // rows of a weight gradient's sum, columns of widened operands
-    STRIP = 64,   // columns of a bias gradient
+    TILE_ROWS = 512, // at most; larger tiles pack their operands less often
+    TILE_COLS = 384,
+    MIN_TILES = 4, // smaller tiles rather than fewer
+    CHUNK = 1024,  // rows of a weight gradient's sum, columns of widened operands
+    STRIP = 64,    // columns of a bias gradient
 };
 
 typedef enum { NO_GELU, GELU_FORWARD, GELU_BACKWARD } GeluMode;
@@ -147,14 +148,25 @@ static void run_tile(const Job* job, Tile tile) {
     if (job->gelu == GELU_FORWARD) gelu_tile(job, tile);
 }
 
+// Tiles of equal size, a multiple of `unit`: as few as `largest` allows.
+static int tile_size(int extent, int largest, int unit) {
+    const int tiles = (extent + largest - 1) / largest;
+    return (int)round_up((size_t)((extent + tiles - 1) / tiles), (size_t)unit);
+}
+
+static int ceil_div_int(int a, int b) { return (a + b - 1) / b; }
+
 static void run_job(const Job* job) {
-    const int tiles_down = (job->M + TILE_ROWS - 1) / TILE_ROWS;
-    const int tiles_across = (job->N + TILE_COLS - 1) / TILE_COLS;
+    int rows = tile_size(job->M, TILE_ROWS, 16), cols = tile_size(job->N, TILE_COLS, 64);
+    if (ceil_div_int(job->M, rows) * ceil_div_int(job->N, cols) < MIN_TILES) {
+        cols = tile_size(job->N, TILE_COLS / 2, 64);
+    }
+    const int tiles_down = ceil_div_int(job->M, rows), tiles_across = ceil_div_int(job->N, cols);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int t = 0; t < tiles_down * tiles_across; t++) {
-        Tile tile = {.row = t % tiles_down * TILE_ROWS, .col = t / tiles_down * TILE_COLS};
-        tile.rows = job->M - tile.row < TILE_ROWS ? job->M - tile.row : TILE_ROWS;
-        tile.cols = job->N - tile.col < TILE_COLS ? job->N - tile.col : TILE_COLS;
+        Tile tile = {.row = t % tiles_down * rows, .col = t / tiles_down * cols};
+        tile.rows = job->M - tile.row < rows ? job->M - tile.row : rows;
+        tile.cols = job->N - tile.col < cols ? job->N - tile.col : cols;
         run_tile(job, tile);
     }
 }
