@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Golden values for test_gpt2.cu: a small GPT-2 written independently, in PyTorch and in double.
 
-    python3 dev/golden/make_golden.py        (needs torch and numpy; writes gpt2_tiny.bin beside itself)
+    python3 dev/golden/make_golden.py     (needs torch and numpy; writes gpt2_tiny.bin beside it)
 
 The file was made with PyTorch 1.13 and NumPy 1.24; the program is deterministic, and other versions
 give the same values up to rounding in double.
 
 The model is GPT-2 as `transformers` computes it (GPT2LMHeadModel with its default configuration):
 activation "gelu_new", layer_norm_epsilon 1e-5, Conv1D weights stored [in, out], scores scaled by
-1/sqrt(head size), the head tied to wte and without bias, no dropout. Every size is awkward: no power
-of two but T, the vocabulary odd, the batch shorter than T.
+1/sqrt(head size), the head tied to wte and without bias, no dropout. Every size is awkward: nothing
+but T is a power of two, the vocabulary is odd, the batch is shorter than T.
 
-Initial weights are much larger than GPT-2's, so that every term counts, and are rounded to bf16, so
-that they are exact in every type that the trainer is built for. AdamW's eps is large enough that
+Initial weights are much larger than GPT-2's, so that every term counts, and rounded to bf16, so
+that they are exact in every type the trainer is built for (fp16: but for the few below 6e-5).
+AdamW's eps is of the size of the gradients, so that an update is a smooth function of them:
 elements whose gradient is zero but for rounding (the bias of the keys, to which softmax is blind)
-stay where they are.
+stay.
 
 Layout of gpt2_tiny.bin, little-endian, without padding:
   int32    magic 0x6E6C6467 ("gdln"), version 1, L, NH, C, V, T, B, batch_T, steps, parameters, 0
@@ -38,7 +39,7 @@ import torch.nn.functional as F
 
 L, NH, C, V, T = 3, 3, 36, 257, 32
 B, BATCH_T, STEPS = 2, 24, 10
-LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 0.5
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5
 
 
 def tensor_shapes():
@@ -61,7 +62,8 @@ def initial_weights(random):
     weights = {}
     for name, shape in tensor_shapes():
         std = 1 / math.sqrt(shape[0]) if "c_" in name and len(shape) == 2 else 0.2
-        values = random.normal(1.0 if "ln_" in name and name.endswith("weight") else 0.0, std, shape)
+        mean = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+        values = random.normal(mean, std, shape)
         exact = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
         weights[name] = exact.requires_grad_(True)
     return weights
@@ -114,7 +116,8 @@ def main():
     decayed = [a for a in parameters if a.dim() == 2]
     others = [a for a in parameters if a.dim() == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}],
+        [{"params": decayed, "weight_decay": WEIGHT_DECAY},
+         {"params": others, "weight_decay": 0.0}],
         lr=LR, betas=(BETA1, BETA2), eps=EPS)
 
     losses, norms = [], []
@@ -137,9 +140,9 @@ def main():
     with open(path, "wb") as file:
         file.write(struct.pack("<12i", *header))
         file.write(struct.pack("<6d", LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP))
-        for array, dtype in [(tokens, "<i4"), (targets, "<i4"), (initial, "<f4"), (first_logits, "<f4"),
-                             (gradients, "<f4"), (losses, "<f8"), (norms, "<f8"),
-                             (flat(parameters), "<f4")]:
+        for array, dtype in [(tokens, "<i4"), (targets, "<i4"), (initial, "<f4"),
+                             (first_logits, "<f4"), (gradients, "<f4"), (losses, "<f8"),
+                             (norms, "<f8"), (flat(parameters), "<f4")]:
             file.write(np.asarray(array).astype(dtype).tobytes())
     print(f"{path}: {os.path.getsize(path)} bytes, {len(initial)} parameters")
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include "testing.h"
 
-// ---- embedding -----------------------------------------------------------------------------------
+// ---- embedding ----------------------------------------------------------------------------------
 
 void oracle_embedding_forward(double* out, const int* tokens, const double* wte, const double* wpe,
                               int first_pos, int B, int T, int C) {
@@ -29,7 +29,7 @@ void oracle_embedding_backward(double* dwte, double* dwpe, const double* dout, c
             }
 }
 
-// ---- LayerNorm -----------------------------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
 static void row_statistics(double* mean, double* rstd, const double* x, int C) {
     double sum = 0, squares = 0;
@@ -49,8 +49,8 @@ void oracle_layernorm_forward(double* out, double* mean, double* rstd, const dou
     }
 }
 
-// With xhat = (x - mean) * rstd and g = dout * weight: the mean and the variance both depend on each
-// x, which takes the mean of g and the part of g along xhat out of the gradient:
+// With xhat = (x - mean) * rstd and g = dout * weight: the mean and the variance both depend on
+// each x, which takes the mean of g and the part of g along xhat out of the gradient:
 //   dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
 void oracle_layernorm_backward(double* dinp, double* dweight, double* dbias, const double* dout,
                                const double* inp, const double* weight, int N, int C) {
@@ -72,7 +72,7 @@ void oracle_layernorm_backward(double* dinp, double* dweight, double* dbias, con
     }
 }
 
-// ---- matrix products -----------------------------------------------------------------------------
+// ---- matrix products ----------------------------------------------------------------------------
 
 static size_t weight_index(WeightLayout layout, int c, int o, int C, int OC) {
     return layout == WEIGHT_IN_OUT ? (size_t)c * OC + o : (size_t)o * C + c;
@@ -123,7 +123,7 @@ void oracle_gelu_backward(double* din, const double* dout, const double* in, siz
     }
 }
 
-// ---- attention -----------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 // Element i of head h of q (part 0), k (1) or v (2) at position t of sequence b.
 typedef struct {
@@ -199,7 +199,7 @@ void oracle_attention_backward(double* dqkv, const double* dout, const double* q
     free(dp);
 }
 
-// ---- classifier ----------------------------------------------------------------------------------
+// ---- classifier ---------------------------------------------------------------------------------
 
 void oracle_classifier(double* losses, double* dlogits, const double* logits, const int* targets,
                        int N, int V, int Vp, double dloss) {
@@ -218,7 +218,7 @@ void oracle_classifier(double* losses, double* dlogits, const double* logits, co
     }
 }
 
-// ---- optimizer -----------------------------------------------------------------------------------
+// ---- optimizer ----------------------------------------------------------------------------------
 
 void oracle_adamw(double* master, double* m, double* v, const double* grad, size_t count,
                   bool decay, const AdamW* adamw) {

@@ -1,4 +1,4 @@
-// dev/test/oracle.h - what every operation of backend/ops.h means, in the plainest double arithmetic.
+// dev/test/oracle.h - what every operation of backend/ops.h means, in plain double arithmetic.
 //
 // No blocking, no online sums, no shortcuts: each function is its formula, written once more,
 // independently of the backends. All arrays are dense and in memory order as stated (no row

@@ -82,7 +82,7 @@ void tensors_begin(const OpsShape* shape) {
     if (words > 0) arena.scratch = tensor_new(TENSOR_OUT, ELEM_FP32, 1, words, words);
 }
 
-// ---- tensors -------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------
 
 static unsigned char* at(unsigned char* base, const Tensor* tensor, size_t row, size_t col) {
     return base + tensor->offset + (row * tensor->ld + col) * elem_bytes(tensor->elem);
@@ -146,7 +146,7 @@ uint32_t tensor_bits(const Tensor* tensor, size_t index, Elem elem) {
     return word;
 }
 
-// ---- the way to the device and back --------------------------------------------------------------
+// ---- the way to the device and back -------------------------------------------------------------
 
 static void encode(unsigned char* to, Elem elem, double value) {
     float single = (float)value;

@@ -1,7 +1,7 @@
 // dev/test/test_ops.c - every operation of the model, forward and backward, against the oracle.
 //
-// Shapes are awkward on purpose: C off every vector width, T = 1, B = 1, odd V below Vp, three heads,
-// more rows than one chunk. Row strides are the columns, the backend's own stride, or neither;
+// Shapes are awkward on purpose: C off every vector width, T = 1, B = 1, odd V below Vp, three
+// heads, more rows than one chunk. Row strides are the columns, the backend's own, or neither;
 // tensors.h watches the bytes between. Operations on shards: test_shard_ops.c.
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "tensors.h"
 #include "testing.h"
 
-// ---- tools ---------------------------------------------------------------------------------------
+// ---- tools --------------------------------------------------------------------------------------
 
 typedef enum { DATA_RANDOM, DATA_SPREAD, NUM_DATA } Data;
 static const char* data_name(Data data) { return data == DATA_RANDOM ? "random" : "spread"; }
@@ -87,7 +87,7 @@ static Tolerance grad_tolerance(int mode) { return mode == GRAD_SET_X ? TOL_ROUN
 // Type of the build at the end of each case's name.
 #define X dtype_name(FLOATX_DTYPE)
 
-// ---- embedding -----------------------------------------------------------------------------------
+// ---- embedding ----------------------------------------------------------------------------------
 
 static Tensor* token_tensor(int N, int V, bool all_equal) {
     Tensor* tokens = vector(TENSOR_IN, ELEM_INT32, N);
@@ -147,7 +147,7 @@ static void test_embeddings(void) {
             test_embedding(shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], kind);
 }
 
-// ---- LayerNorm -----------------------------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
 enum { ADD_NOTHING, ADD_BRANCH, ADD_IN_PLACE, NUM_ADDS };
 static const char* const add_names[] = {"alone", "a + b", "a + b in place"};
@@ -244,7 +244,7 @@ static void test_layernorms(void) {
             }
 }
 
-// ---- matrix products -----------------------------------------------------------------------------
+// ---- matrix products ----------------------------------------------------------------------------
 
 static const char* layout_name(WeightLayout layout) {
     return layout == WEIGHT_IN_OUT ? "(C,OC)" : "(OC,C)";
@@ -385,7 +385,7 @@ static void test_gelu(int N, int C, Data data, int stride) {
     free(ref);
 }
 
-// ---- attention -----------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 typedef struct {
     int B, T, C, NH;
@@ -510,7 +510,7 @@ static void test_attentions(void) {
     test_attention_cached(&one, 1, 2);
 }
 
-// ---- classifier ----------------------------------------------------------------------------------
+// ---- classifier ---------------------------------------------------------------------------------
 
 enum { TARGETS_SOME_MASKED, TARGETS_ALL_MASKED, NUM_TARGETS };
 

@@ -10,7 +10,8 @@
 #include "testing.h"
 
 // Central differences with step h have a truncation error of h^2 |f'''| / 6 and a rounding error of
-// about 2^-53 |f| / h; h = 1e-5 makes both about 1e-10 for f, f''' of the order of 1 to 10. Squared.
+// about 2^-53 |f| / h; h = 1e-5 makes both about 1e-10 for f, f''' of the order of 1 to 10.
+// Squared.
 static const double STEP = 1e-5, DIFFERENCE_TOLERANCE = 1e-18;
 // Two double computations of the same number that differ in the order of at most 1000 additions.
 static const double EXACT = 1e-27;
@@ -45,7 +46,7 @@ static double* random_doubles(size_t count, double scale, uint64_t seed) {
     return x;
 }
 
-// ---- embedding -----------------------------------------------------------------------------------
+// ---- embedding ----------------------------------------------------------------------------------
 
 enum { B = 2, T = 5, N = B * T, C = 6, NH = 2, OC = 7, V = 5, VP = 8 };
 
@@ -78,7 +79,7 @@ static void test_embedding(void) {
     free(e.wte), free(e.wpe), free(e.r), free(e.out), free(dwte), free(dwpe), free(shifted);
 }
 
-// ---- LayerNorm -----------------------------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
 typedef struct {
     double *inp, *weight, *bias, *out, *mean, *rstd, *r;
@@ -108,7 +109,7 @@ static void test_layernorm(void) {
     free(dinp), free(dweight), free(dbias);
 }
 
-// ---- matrix products and GELU --------------------------------------------------------------------
+// ---- matrix products and GELU -------------------------------------------------------------------
 
 typedef struct {
     double *in, *weight, *bias, *out, *r;
@@ -170,7 +171,7 @@ static void test_gelu(void) {
     free(g.in), free(g.out), free(g.r), free(din);
 }
 
-// ---- attention -----------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 typedef struct {
     double *qkv, *out, *lse, *r;
@@ -215,7 +216,7 @@ static void test_attention(void) {
         free(expected_lse);
 }
 
-// ---- classifier ----------------------------------------------------------------------------------
+// ---- classifier ---------------------------------------------------------------------------------
 
 static const double DLOSS = 0.25;
 typedef struct {
@@ -241,17 +242,17 @@ static void test_classifier(void) {
 
     double* expected = new_doubles(N);
     for (int i = 0; i < N * VP; i++) k.logits[i] = 700;
-    for (int n = 0; n < N; n++) expected[n] = k.targets[n] < 0 ? 0 : log(V);
+    for (int n = 0; n < N; n++) expected[n] = k.targets[n] < 0 ? 0 : log((double)V);
     classifier_value(&k);
     test_close(k.losses, expected, N, 1e-24, "formula",
                "classifier of equal logits"); // 700 - 700 ulp
     free(k.logits), free(k.losses), free(k.dlogits), free(dlogits), free(expected);
 }
 
-// ---- optimizer -----------------------------------------------------------------------------------
+// ---- optimizer ----------------------------------------------------------------------------------
 
-// At step 1 from m = v = 0 the corrections cancel the betas: the update is lr * g / (|g| + eps), and
-// decay takes lr * weight_decay off besides. Step 2 with the same gradient moves by the same.
+// At step 1 from m = v = 0 the corrections cancel the betas: the update is lr * g / (|g| + eps),
+// and decay takes lr * weight_decay off besides. Step 2 with the same gradient moves by the same.
 static void test_adamw(void) {
     AdamW adamw = {0.5f, 0.75f, 0.875f, 0.25f, 0.125f, 0.25f, 0.125f, 2.0f}; // exact in binary
     double master[2] = {3, -5}, m[2] = {0, 0}, v[2] = {0, 0}, grad[2] = {0.5, -1.5};

@@ -1,5 +1,5 @@
-// dev/test/test_shard_ops.c - the operations on shards of gradients and optimizer state: AdamW, norm,
-// search for non-finite values, fold, conversion.
+// dev/test/test_shard_ops.c - the operations on shards of gradients and optimizer state: AdamW,
+// norm, search for non-finite values, fold, conversion.
 //
 // Where ops.h fixes the order of the arithmetic, results are compared bit for bit.
 #include <math.h>
@@ -29,8 +29,8 @@ static void begin(void) {
 static const DType DTYPES[] = {DTYPE_FP32, FLOATX_DTYPE};
 enum { NUM_DTYPES = FLOATX_DTYPE == DTYPE_FP32 ? 1 : 2 };
 
-// Segments of a buffer with gaps between, on and off block and vector boundaries, one of them of one
-// element, one longer than a block.
+// Segments of a buffer with gaps between, on and off block and vector boundaries, one of them of
+// one element, one longer than a block.
 enum { BUFFER = 5003, NUM_SEGMENTS = 6 };
 static const Segment SEGMENTS[NUM_SEGMENTS] = {{0, 1000, true},    {1024, 7, false},
                                                {1088, 2049, true}, {3200, 800, false},
@@ -54,7 +54,7 @@ static size_t pack(double* out, const double* buffer) {
     return count;
 }
 
-// ---- AdamW ---------------------------------------------------------------------------------------
+// ---- AdamW --------------------------------------------------------------------------------------
 
 static void test_adamw(DType grad_dtype, int step, bool weights_are_master) {
     AdamW adamw = {
@@ -102,7 +102,7 @@ static void test_adamw(DType grad_dtype, int step, bool weights_are_master) {
     free(master_ref), free(m_ref), free(v_ref), free(got), free(expected);
 }
 
-// ---- norm and non-finite values ------------------------------------------------------------------
+// ---- norm and non-finite values -----------------------------------------------------------------
 
 static void test_norm_partials(DType dtype, stream_t stream) {
     enum { NUM_BLOCKS = (BUFFER + NORM_BLOCK - 1) / NORM_BLOCK };
@@ -181,7 +181,7 @@ static void test_find_nonfinite(DType dtype) {
     }
 }
 
-// ---- fold and conversion -------------------------------------------------------------------------
+// ---- fold and conversion ------------------------------------------------------------------------
 
 static double rounded(double value, DType dtype) {
     round_to(&value, 1, dtype);
@@ -189,16 +189,15 @@ static double rounded(double value, DType dtype) {
 }
 
 static void test_fold(DType acc_dtype, DType source_dtype, bool accumulate, int num_sources,
-                      size_t elems, bool in_place) {
+                      size_t elems, int own) { // own: the source that is acc itself, or -1
     begin();
     const void* pointers[FOLD_MAX_SOURCES];
     Tensor* sources[FOLD_MAX_SOURCES];
     Tensor* acc =
-        filled(accumulate || in_place ? TENSOR_INOUT : TENSOR_OUT, elem_of(acc_dtype), elems, 100);
+        filled(accumulate || own >= 0 ? TENSOR_INOUT : TENSOR_OUT, elem_of(acc_dtype), elems, 100);
     for (int s = 0; s < num_sources; s++) {
-        sources[s] = s == 0 && in_place
-                         ? acc
-                         : filled(TENSOR_IN, elem_of(source_dtype), elems, s % 3 ? 1 : 30);
+        sources[s] =
+            s == own ? acc : filled(TENSOR_IN, elem_of(source_dtype), elems, s % 3 ? 1 : 30);
     }
     for (int s = 0; s < num_sources; s++) pointers[s] = tensor_ptr(sources[s]);
     tensors_upload();
@@ -220,7 +219,7 @@ static void test_fold(DType acc_dtype, DType source_dtype, bool accumulate, int 
             break;
     test_report("fold %d x %zu %s into %s %s%s, bit for bit", num_sources, elems,
                 dtype_name(source_dtype), accumulate ? "+=" : "=", dtype_name(acc_dtype),
-                in_place ? " in place" : "");
+                own >= 0 ? " in place" : "");
     free(expected);
 }
 
@@ -230,10 +229,11 @@ static void test_folds(void) {
     for (int a = 0; a < NUM_DTYPES; a++)
         for (int s = 0; s < NUM_DTYPES; s++)
             for (int n = 0; n < 5; n++) {
-                test_fold(DTYPES[a], DTYPES[s], false, nums[n], elems[n], false);
-                test_fold(DTYPES[a], DTYPES[s], true, nums[n], elems[4 - n], false);
-                if (a == s)
-                    test_fold(DTYPES[a], DTYPES[s], false, nums[n], elems[(n + 2) % 5], true);
+                test_fold(DTYPES[a], DTYPES[s], false, nums[n], elems[n], -1);
+                test_fold(DTYPES[a], DTYPES[s], true, nums[n], elems[4 - n], -1);
+                if (a != s) continue;
+                test_fold(DTYPES[a], DTYPES[s], false, nums[n], elems[(n + 2) % 5], 0);
+                test_fold(DTYPES[a], DTYPES[s], false, nums[n], elems[n], nums[n] / 2);
             }
 }
 
@@ -249,7 +249,7 @@ static double nearest(double value, DType dtype) {
 }
 
 // Values of interest as fp32 bits: zeros, denormals, ties up and down in bf16 and fp16 and their
-// neighbours, the borders of the ranges, infinities, and NaN whose payload lies in the low bits only.
+// neighbours, the borders of the ranges, infinities, NaN whose payload lies in the low bits only.
 static const uint32_t SPECIAL[] = {
     0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x00007FFF, 0x00008000, 0x00008001, 0x00018000,
     0x007FFFFF, 0x00800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0xBF808000, 0x3F801000,

@@ -10,7 +10,7 @@
 static int test_rank, num_passed, num_failed, num_skipped;
 static bool case_failed;
 
-// ---- cases ---------------------------------------------------------------------------------------
+// ---- cases --------------------------------------------------------------------------------------
 
 void test_set_rank(int rank) { test_rank = rank; }
 
@@ -67,7 +67,7 @@ int test_finish(void) {
     return num_failed > 0 || num_passed + num_skipped == 0;
 }
 
-// ---- errors --------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 double nmse(const double* got, const double* ref, size_t count) {
     double error = 0, power = 0, largest = 0;
@@ -125,13 +125,19 @@ double tolerance_for(Tolerance kind, DType dtype) {
         return sum + 25 * u * u;
     case TOL_ADAMW:
         return 100 * u32 * u32;
+    case TOL_MODEL:
+        return 1e-9 + 64 * u * u;
+    case TOL_MODEL_LOSS:
+        return dtype == DTYPE_FP32 ? 1e-4 : 2 * 8 * u / 7;
+    case TOL_MODEL_NORM:
+        return sqrt(1e-9 + 64 * u * u);
     case NUM_TOLERANCES:
         break;
     }
     DIE("no tolerance of kind %d", (int)kind);
 }
 
-// ---- data ----------------------------------------------------------------------------------------
+// ---- data ---------------------------------------------------------------------------------------
 
 void fill_normal(double* out, size_t count, double scale, uint64_t seed) {
     for (size_t i = 0; i < count; i++) out[i] = scale * rng_normal(seed, 0, i);

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-// ---- cases ---------------------------------------------------------------------------------------
+// ---- cases --------------------------------------------------------------------------------------
 
 // Ranks other than 0 print failures only; without a call the process counts as rank 0.
 void test_set_rank(int rank);
@@ -34,7 +34,7 @@ void test_skip(const char* fmt, ...) PRINTF_LIKE(1, 2);
 // Prints "N passed, N failed, N skipped"; 0, or 1 if a case failed or none ran.
 int test_finish(void);
 
-// ---- errors --------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 // Normalised mean square error, sum (got - ref)^2 / sum ref^2. Infinity if a value of `got` is not
 // finite; where all of `ref` is 0 the largest |got|, squared.
@@ -63,24 +63,33 @@ typedef enum {
     // The sum over P has terms of one sign for V = const, so the two errors add as above.
     TOL_ATTENTION,
     // Attention backward: P, dP - D (with D from the rounded output) and dS are rounded before the
-    // last product and the result after it. dP - D cancels: its error is that of its operands, which
-    // are up to twice as large for random data. (1 + 1 + 2 + 1 = 5 u)^2, rounded up.
+    // last product and the result after it. dP - D cancels: its error is that of its operands,
+    // which are up to twice as large for random data. (1 + 1 + 2 + 1)^2 u^2.
     TOL_ATTENTION_BACKWARD,
     // AdamW: about ten fp32 operations per element, none of which cancels: (10 u)^2.
     TOL_ADAMW,
+    // Logits and gradients of the whole model, and what a few AdamW steps move its weights by.
+    // fp32: 1e-9. Else a value has passed some 60 roundings of u^2 / 7 each on its way through
+    // three blocks and back, and LayerNorm and softmax may double it: 64 u^2, 1e-3 in bf16.
+    TOL_MODEL,
+    // Not squares. Absolute error of a loss: 1e-4 in fp32; else logits of about 2 with an error of
+    // 8 u each, averaged over 48 tokens: 2 * 8 u / 7.
+    TOL_MODEL_LOSS,
+    // Relative error of a gradient norm: at most that of the gradient.
+    TOL_MODEL_NORM,
     NUM_TOLERANCES
 } Tolerance;
 
 double tolerance_for(Tolerance kind, DType dtype);
 static inline double tolerance(Tolerance kind) { return tolerance_for(kind, FLOATX_DTYPE); }
 
-// ---- data ----------------------------------------------------------------------------------------
+// ---- data ---------------------------------------------------------------------------------------
 
 // out[i] = normal(0, scale), a function of seed and i alone.
 void fill_normal(double* out, size_t count, double scale, uint64_t seed);
 
-// out[i] = scale * (2 frac(i * golden ratio) - 1): no two elements are equal, any few neighbours are
-// spread over [-scale, scale), so that a misplaced index shows and no sum is ill-conditioned.
+// out[i] = scale * (2 frac(i * golden ratio) - 1): no two elements are equal, any few neighbours
+// are spread over [-scale, scale), so that a misplaced index shows and no sum is ill-conditioned.
 // Source: Weyl 1916, equidistribution of multiples of an irrational number modulo 1.
 void fill_spread(double* out, size_t count, double scale);
 
