@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # dev/test/make_data.py FOLDER - small data files for the tests, good ones and bad ones.
 #
-# Good: even_train_{0,1,2}.bin (3 x 8193 tokens), uneq_train_{0,1,2}.bin (8193, 8193, 1500), even_val.bin,
-# text.txt, hellaswag.bin. Bad: short.bin holds too few tokens, the others are named after what is wrong.
-# Tokens are below 256 and follow a fixed pattern with some noise, so that a model can learn from them.
-# Standard library only.
+# Good: even_train_{0,1,2}.bin (3 x 8193 tokens), uneq_train_{0,1,2}.bin (8193, 8193, 1500),
+# even_val.bin, text.txt, hellaswag.bin. Bad: short.bin holds too few tokens, the others are named
+# after what is wrong. Tokens are below 256 and follow a fixed pattern with some noise, so that a
+# model can learn from them. Standard library only.
 
 import struct
 import sys
