@@ -13,8 +13,8 @@
 #include "backend/cpu/vector_math.h"
 
 enum {
-    TILE = 64,            // queries and keys of a tile
-    SCORE_LD = TILE + 32, // row stride of scores: not a power of two
+    TILE = 64,           // queries and keys of a tile
+    SCORE_LD = TILE + 0, // row stride of scores: not a power of two
 };
 
 static inline int min_int(int a, int b) { return a < b ? a : b; }
@@ -195,40 +195,46 @@ ScratchNeed attention_scratch(const OpsShape* shape) {
 
 // ---- forward ---------------------------------------------------------------------------------------
 
+// One row of scores becomes exp(score - new maximum), of its first `visible` keys; the rest 0. Called
+// with a constant for whole tiles, so that they do without masks.
+static inline __attribute__((always_inline)) void softmax_row(float* restrict s, int visible,
+                                                              float* max, float* sum,
+                                                              float* restrict out, size_t HSp) {
+    float row_max = *max;
+#pragma omp simd reduction(max : row_max)
+    for (int j = 0; j < TILE; j++) {
+        float score = j < visible ? s[j] : -INFINITY;
+        row_max = score > row_max ? score : row_max;
+    }
+    float row_sum = 0.0f;
+#pragma omp simd reduction(+ : row_sum)
+    for (int j = 0; j < TILE; j++) {
+        s[j] = j < visible ? fast_exp(s[j] - row_max) : 0.0f;
+        row_sum += s[j];
+    }
+    if (row_max == *max) { // nothing to scale
+        *sum += row_sum;
+        return;
+    }
+    const float decay = fast_exp(*max - row_max);
+    *max = row_max;
+    *sum = mul_add(*sum, decay, row_sum);
+#pragma omp simd
+    for (size_t i = 0; i < HSp; i++) out[i] *= decay;
+}
+
 // scores (TILE, SCORE_LD) of one tile become exp(score - maximum so far); max and sum (TILE) are brought
 // up to date and the rows of out (TILE, HSp) scaled to the new maximum. Row 0 sees the first `visible`
 // keys of the tile, each further row one more.
 static void online_softmax(float* scores, int rows, int visible, float* max, float* sum, float* out,
                            size_t HSp) {
     for (int r = 0; r < rows; r++) {
-        float* s = scores + (size_t)r * SCORE_LD;
-        for (int j = visible + r < 0 ? 0 : visible + r; j < TILE; j++) s[j] = -INFINITY;
-        float row_max = max[r];
-        float lanes[LANES];
-#pragma omp simd
-        for (int j = 0; j < LANES; j++) lanes[j] = s[j] < s[j + LANES] ? s[j + LANES] : s[j];
-        for (int width = LANES / 2; width > 0; width /= 2) {
-            for (int j = 0; j < width; j++) {
-                lanes[j] = lanes[j] < lanes[j + width] ? lanes[j + width] : lanes[j];
-            }
+        float *s = scores + (size_t)r * SCORE_LD, *o = out + (size_t)r * HSp;
+        if (visible + r >= TILE) {
+            softmax_row(s, TILE, &max[r], &sum[r], o, HSp);
+        } else {
+            softmax_row(s, visible + r, &max[r], &sum[r], o, HSp);
         }
-        row_max = row_max < lanes[0] ? lanes[0] : row_max;
-
-        float sums[LANES];
-#pragma omp simd
-        for (int j = 0; j < LANES; j++) {
-            float low = j < visible + r ? fast_exp(s[j] - row_max) : 0.0f;
-            float high = j + LANES < visible + r ? fast_exp(s[j + LANES] - row_max) : 0.0f;
-            s[j] = low;
-            s[j + LANES] = high;
-            sums[j] = low + high;
-        }
-        const float decay = fast_exp(max[r] - row_max);
-        sum[r] = mul_add(sum[r], decay, sum_lanes(sums));
-        max[r] = row_max;
-        float* o = out + (size_t)r * HSp;
-#pragma omp simd
-        for (size_t i = 0; i < HSp; i++) o[i] *= decay;
     }
 }
 
@@ -332,20 +338,29 @@ typedef struct {
     float scale;
 } BackwardHead;
 
-// probs becomes exp(scores - lse), dscores becomes probs * (dprobs - row_dot); dscores holds dprobs.
-// Row 0 sees the first `visible` keys of the tile, each further row one more.
+// One row: probs becomes exp(scores - lse) for its first `visible` keys, the rest 0, and dscores, which
+// holds dprobs, becomes probs * (dprobs - row_dot).
+static inline __attribute__((always_inline)) void probabilities_row(float* restrict probs,
+                                                                    float* restrict dscores,
+                                                                    float lse, float row_dot,
+                                                                    int visible) {
+#pragma omp simd
+    for (int j = 0; j < TILE; j++) {
+        float prob = j < visible ? fast_exp(probs[j] - lse) : 0.0f;
+        probs[j] = prob;
+        dscores[j] = prob * (dscores[j] - row_dot);
+    }
+}
+
+// The rows of a tile; row 0 sees the first `visible` keys, each further row one more.
 static void probabilities(float* probs, float* dscores, const float* lse, const float* row_dot,
                           int rows, int visible) {
     for (int r = 0; r < rows; r++) {
-        float* p = probs + (size_t)r * SCORE_LD;
-        float* d = dscores + (size_t)r * SCORE_LD;
-        const float log_sum = lse[r], dot = row_dot[r];
-        const int end = visible + r;
-#pragma omp simd
-        for (int j = 0; j < TILE; j++) {
-            float prob = j < end ? fast_exp(p[j] - log_sum) : 0.0f;
-            p[j] = prob;
-            d[j] = prob * (d[j] - dot);
+        float *p = probs + (size_t)r * SCORE_LD, *d = dscores + (size_t)r * SCORE_LD;
+        if (visible + r >= TILE) {
+            probabilities_row(p, d, lse[r], row_dot[r], TILE);
+        } else {
+            probabilities_row(p, d, lse[r], row_dot[r], visible + r);
         }
     }
 }
