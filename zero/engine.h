@@ -45,6 +45,7 @@ typedef struct {
 typedef struct {
     int32_t signal;
     int32_t bad_tensor; // the first of this rank's tensors with non-finite elements, or -1
+    int32_t bad_source; // the rank whose gradient brought them here, or -1
     uint64_t bad_count;
     double sum_squares; // of this rank's shards
 } MessageHead;
@@ -73,23 +74,24 @@ struct Zero {
     Partition partition;
     Layout layout;
 
-    floatX* weights;        // full or shard layout
-    void* grads;            // accumulators, config.accum_dtype, full or shard layout
-    float *master, *m, *v;  // full or shard layout; master is `weights` in the fp32 build
-    WeightSlot* slots;      // (weight_slots + 1) of blocks, then E; stage 3
-    GradSlot* grad_slots;   // (grad_slots + 1) of blocks, then E
-    double* partials;       // (layout.partials) device
-    char* message;          // (world_size * message_bytes) host
-    char* own_message;      // (own_message_bytes) host
+    floatX* weights;       // full or shard layout
+    void* grads;           // accumulators, config.accum_dtype, full or shard layout
+    float *master, *m, *v; // full or shard layout; master is `weights` in the fp32 build
+    WeightSlot* slots;     // (weight_slots + 1) of blocks, then E; stage 3
+    GradSlot* grad_slots;  // (grad_slots + 1) of blocks, then E
+    double* partials;      // (layout.partials) device: of shard element i, block i / NORM_BLOCK
+    int bad_source;        // rank that has brought a non-finite gradient in this step, or -1
+    char* message;         // (world_size * message_bytes) host
+    char* own_message;     // (own_message_bytes) host
     event_t *acc, *updated, *published; // (num_units)
     event_t written;
 
     long step;
     int micro;
     bool embedding_grad_open, block_grad_open; // between zero_grad_begin and zero_grad_end
-    bool is_counting;  // inside a step
-    size_t elements_before, bytes_before;     // the transport's counters when the step began
-    size_t elements_counted, bytes_counted;   // since zero_take_counters
+    bool is_counting;                          // inside a step
+    size_t elements_before, bytes_before;      // the transport's counters when the step began
+    size_t elements_counted, bytes_counted;    // since zero_take_counters
     float* host_chunk; // (HOST_CHUNK) staging of initialisation, files and hash
 };
 

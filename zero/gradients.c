@@ -10,6 +10,8 @@
 // A unit's slot is written by kernels that assign; unit E's is fp32, because the head's chunks and
 // the embedding add to it, and is rounded to floatX once. After the last micro-step stage 0 gathers
 // the accumulators, since every rank updates everything.
+#include <math.h>
+
 #include "core/fault.h"
 #include "zero/engine.h"
 
@@ -17,6 +19,8 @@ static GradSlot* slot_of(Zero* zero, int unit) {
     const int k = zero->layout.grad_slots;
     return unit == 0 ? &zero->grad_slots[k] : &zero->grad_slots[(unit - 1) % k];
 }
+
+static bool is_last(const Zero* zero) { return zero->micro == zero->config.grad_accum_steps - 1; }
 
 static bool is_direct(const Zero* zero, int unit) {
     return unit == 0 ? zero->layout.direct_embedding : zero->layout.direct_blocks;
@@ -53,11 +57,11 @@ Grad zero_grad_begin(Zero* zero, int unit) {
     return grad;
 }
 
-// ZERO_FAULT=nan: into the first element of the named tensor (or the first of the table).
+// ZERO_FAULT=nan: in the last micro-step, into the first element of the named tensor (or the first of the table).
 static void inject_nan(Zero* zero, int unit, Grad grad) {
     const char* name = fault_tensor();
     const int tensor = name[0] ? param_find(zero->table, name) : 0;
-    if (tensor < 0 || zero->table->tensors[tensor].unit != unit || zero->micro != 0 ||
+    if (tensor < 0 || zero->table->tensors[tensor].unit != unit || !is_last(zero) ||
         !fault_now(FAULT_NAN, zero->step, -1)) {
         return;
     }
@@ -103,14 +107,51 @@ static void reduce_accumulators(Zero* zero, int unit) {
                          zero->config.accum_dtype, zero->config.exact, unit);
 }
 
+// Looks for the rank that has brought a non-finite gradient, while all ranks' gradients of the
+// micro-step are still in place. `reduced` is the unit's gradient as it was reduced.
+static int find_bad_source(Zero* zero, int unit, const void* reduced, DType dtype) {
+    const Unit* at = zero_unit(zero, unit);
+    Comm* comm = zero->comm;
+    const char* slice =
+        (const char*)reduced + (size_t)comm->rank * at->shard_elems * dtype_bytes(dtype);
+    // This rank's own comes last: where it was reduced in place, the sum has taken its place.
+    for (int i = 1; i <= comm->world_size; i++) {
+        const int rank = (comm->rank + i) % comm->world_size;
+        const void* view = comm->peer_view(comm, slice, rank);
+        size_t count = 0;
+        if (view) find_nonfinite(view, dtype, at->owned.segments, at->owned.count, &count);
+        if (count) return rank;
+    }
+    return -1;
+}
+
+// The squares of this rank's shard, for the norm.
+static void square_shard(Zero* zero, int unit) {
+    const Unit* at = zero_unit(zero, unit);
+    double* partials = zero->partials + at->shard_offset / NORM_BLOCK;
+    norm_partials(partials, own_grads(zero, unit), zero->config.accum_dtype, at->shard_elems,
+                  at->owned.segments, at->owned.count, STREAM_COMM);
+    if (!device_is_host() || zero->bad_source >= 0)
+        return; // elsewhere it would wait for the device
+    double sum = 0;
+    for (size_t i = 0; i < at->shard_elems / NORM_BLOCK; i++) sum += partials[i];
+    if (isfinite(sum)) return;
+    const bool in_place = is_direct(zero, unit) || zero->layout.local_sum;
+    zero->bad_source = in_place
+                           ? find_bad_source(zero, unit, grad_address(zero, at->full_offset),
+                                             zero->config.accum_dtype)
+                           : find_bad_source(zero, unit, slot_of(zero, unit)->ptr, FLOATX_DTYPE);
+}
+
 void zero_grad_end(Zero* zero, int unit) {
     bool* is_open = unit == 0 ? &zero->embedding_grad_open : &zero->block_grad_open;
     CHECK(*is_open, "the gradient of unit %d is ended but was not begun", unit);
     *is_open = false;
     inject_nan(zero, unit, grad_place(zero, unit));
     if (!is_direct(zero, unit)) reduce_slot(zero, unit, slot_of(zero, unit));
-    if (zero->micro < zero->config.grad_accum_steps - 1) return;
+    if (!is_last(zero)) return;
     if (is_direct(zero, unit) || zero->layout.local_sum) reduce_accumulators(zero, unit);
+    square_shard(zero, unit);
     if (!zero->layout.optimizer_sharded) {
         Comm* comm = zero->comm;
         const Unit* at = zero_unit(zero, unit);

@@ -1,6 +1,6 @@
 // zero/optimizer.c - the end of a step: one message for norm, losses and faults, then AdamW.
 //
-// Norm: every rank sums the squares of its own shards in every stage, one double per 1024 consecutive
+// Norm: every rank squares its own shards in every stage (gradients.c), one double per 1024 consecutive
 // elements of a unit. Blocks do not depend on world_size, so in exact mode all of them travel and are
 // added in canonical order on every rank; in fast mode each rank sends the sum of its own. A NaN or an
 // infinity anywhere makes the sum not finite (squares of fp32 cannot overflow a double), so all ranks
@@ -44,14 +44,7 @@ static void find_bad_tensor(Zero* zero, MessageHead* head) {
 }
 
 static void fill_own_message(Zero* zero, const double* micro_losses, int signal) {
-    size_t at = 0;
-    for (int u = 0; u < zero->partition.num_units; u++) {
-        const Unit* unit = zero_unit(zero, u);
-        event_wait(zero->acc[u], STREAM_COMPUTE);
-        norm_partials(zero->partials + at, own_grads(zero, u), zero->config.accum_dtype,
-                      unit->shard_elems, unit->owned.segments, unit->owned.count, STREAM_COMPUTE);
-        at += unit->shard_elems / NORM_BLOCK;
-    }
+    for (int u = 0; u < zero->partition.num_units; u++) event_wait(zero->acc[u], STREAM_COMPUTE);
     char* message = zero->own_message;
     double* partials = message_partials(zero, message);
     device_download(message_losses(message), micro_losses,
@@ -59,7 +52,7 @@ static void fill_own_message(Zero* zero, const double* micro_losses, int signal)
     device_download(partials, zero->partials, sizeof(double) * zero->layout.partials);
 
     MessageHead* head = (MessageHead*)message;
-    *head = (MessageHead){.signal = signal, .bad_tensor = -1};
+    *head = (MessageHead){.signal = signal, .bad_tensor = -1, .bad_source = zero->bad_source};
     for (size_t i = 0; i < zero->layout.partials; i++) head->sum_squares += partials[i];
     if (!isfinite(head->sum_squares)) find_bad_tensor(zero, head);
 }
@@ -71,14 +64,13 @@ static double add_partials(const Zero* zero) {
         for (int r = 0; r < zero->config.world_size; r++) sum += rank_head(zero, r)->sum_squares;
         return sum;
     }
-    size_t first = 0; // of the unit, in each rank's list
     for (int u = 0; u < zero->partition.num_units; u++) {
         const size_t blocks = zero_unit(zero, u)->shard_elems / NORM_BLOCK;
+        const size_t first = zero_unit(zero, u)->shard_offset / NORM_BLOCK;
         for (int r = 0; r < zero->config.world_size; r++) {
             const double* partials = message_partials(zero, rank_message(zero, r)) + first;
             for (size_t i = 0; i < blocks; i++) sum += partials[i];
         }
-        first += blocks;
     }
     return sum;
 }
@@ -104,7 +96,7 @@ StepMessage zero_grad_norm(Zero* zero, const double* micro_losses, size_t tokens
         if (head->signal > result.signal) result.signal = head->signal;
         result.nonfinite_count += head->bad_count;
         if (head->bad_tensor < 0 || result.nonfinite_rank >= 0) continue;
-        result.nonfinite_rank = r;
+        result.nonfinite_rank = head->bad_source >= 0 ? head->bad_source : r;
         snprintf(result.nonfinite_tensor, sizeof(result.nonfinite_tensor), "%s",
                  zero->table->tensors[head->bad_tensor].name);
     }

@@ -161,11 +161,16 @@ ZeroPrediction zero_predict(const ZeroConfig* config, const ParamTable* table, d
 
 uint64_t zero_config_hash(const ZeroConfig* config, const ParamTable* table) {
     uint64_t hash = 0;
-    const uint64_t words[] = {(uint64_t)config->stage,          config->exact,
-                              (uint64_t)config->accum_dtype,    (uint64_t)FLOATX_DTYPE,
-                              (uint64_t)config->world_size,     (uint64_t)config->grad_accum_steps,
-                              config->training,                 WEIGHT_SLOTS,
-                              GRAD_SLOTS,                       (uint64_t)table->num_units,
+    const uint64_t words[] = {(uint64_t)config->stage,
+                              config->exact,
+                              (uint64_t)config->accum_dtype,
+                              (uint64_t)FLOATX_DTYPE,
+                              (uint64_t)config->world_size,
+                              (uint64_t)config->grad_accum_steps,
+                              config->training,
+                              WEIGHT_SLOTS,
+                              GRAD_SLOTS,
+                              (uint64_t)table->num_units,
                               (uint64_t)table->num_tensors};
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) hash = mix64(hash + words[i]);
     for (int t = 0; t < table->num_tensors; t++) {

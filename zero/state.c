@@ -14,9 +14,12 @@ static bool is_replicated(const Zero* zero) { return !zero->layout.optimizer_sha
 static float* state_of_unit(const Zero* zero, StateKind kind, int unit) {
     const size_t start = optimizer_start(zero, unit);
     switch (kind) {
-    case STATE_M: return zero->m + start;
-    case STATE_V: return zero->v + start;
-    default: break;
+    case STATE_M:
+        return zero->m + start;
+    case STATE_V:
+        return zero->v + start;
+    default:
+        break;
     }
     if (zero->layout.has_master) return zero->master + start;
     return is_replicated(zero) ? (float*)zero->weights + start : (float*)own_weights(zero, unit);
@@ -36,8 +39,8 @@ static void put_values(Zero* zero, StateKind kind, int unit, size_t at, const fl
     }
     CHECK(kind == STATE_MASTER, "moments are written without training");
     floatX rounded[1024];
-    floatX* weights = is_replicated(zero) ? zero->weights + optimizer_start(zero, unit)
-                                          : own_weights(zero, unit);
+    floatX* weights =
+        is_replicated(zero) ? zero->weights + optimizer_start(zero, unit) : own_weights(zero, unit);
     for (size_t i = 0; i < n; i += 1024) {
         const size_t part = min_size(1024, n - i);
         for (size_t j = 0; j < part; j++) rounded[j] = to_floatX(values[i + j]);
@@ -71,8 +74,8 @@ void zero_publish(Zero* zero) {
     for (int u = 0; u < zero->partition.num_units; u++) {
         const Unit* at = zero_unit(zero, u);
         if (zero->layout.has_master && zero->config.training) {
-            floatX* weights = is_replicated(zero) ? zero->weights + at->full_offset
-                                                  : own_weights(zero, u);
+            floatX* weights =
+                is_replicated(zero) ? zero->weights + at->full_offset : own_weights(zero, u);
             convert(weights, FLOATX_DTYPE, state_of_unit(zero, STATE_MASTER, u), DTYPE_FP32,
                     is_replicated(zero) ? at->padded_elems : at->shard_elems, STREAM_COMPUTE);
         }

@@ -75,9 +75,9 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     // can share one array.
     const bool one_copy = layout->optimizer_sharded && !layout->weights_sharded;
     const bool exposed = layout->weights_sharded;
-    zero->weights = one_copy || exposed
-                        ? comm->alloc(comm, ledger, "weights", one_copy ? COMM_ONE_COPY : COMM_EXPOSED)
-                        : device_alloc(ledger, "weights");
+    zero->weights = one_copy || exposed ? comm->alloc(comm, ledger, "weights",
+                                                      one_copy ? COMM_ONE_COPY : COMM_EXPOSED)
+                                        : device_alloc(ledger, "weights");
     // Padding of weights and masters is zero for ever; that of gradients is never read.
     device_fill(zero->weights, 0, layout->weight_elems * sizeof(floatX), STREAM_COMPUTE);
     create_weight_slots(zero, ledger);
@@ -140,6 +140,7 @@ void zero_begin_micro_step(Zero* zero, long step, int micro) {
     zero->step = zero->comm->step = step;
     zero->micro = zero->comm->micro = micro;
     if (micro > 0) return;
+    zero->bad_source = -1;
     zero->is_counting = true;
     zero->elements_before = zero->comm->elements_sent;
     zero->bytes_before = zero->comm->bytes_sent;

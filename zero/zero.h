@@ -29,7 +29,7 @@ typedef struct {
     DType accum_dtype;    // fp32, or floatX with --accum-dtype same
     int grad_accum_steps; // G
     int world_size, rank;
-    bool training;        // false: weights only (evaluation, prompt)
+    bool training; // false: weights only (evaluation, prompt)
 } ZeroConfig;
 
 typedef struct Zero Zero;
@@ -43,7 +43,8 @@ void zero_plan(const ZeroConfig* config, const ParamTable* table, Ledger* ledger
 size_t zero_padded_params(const ParamTable* table, int world_size);
 
 // Elements and bytes that this rank sends per step, as planned: weights and gradients only.
-void zero_traffic(const ZeroConfig* config, const ParamTable* table, size_t* elements, size_t* bytes);
+void zero_traffic(const ZeroConfig* config, const ParamTable* table, size_t* elements,
+                  size_t* bytes);
 
 // Communication of a step if every rank's link carries link_gb_s (1e9 bytes a second), beside compute
 // of compute_ms per step: what of it can hide behind compute, and what cannot.
@@ -86,13 +87,14 @@ void zero_grad_end(Zero* zero, int unit);
 
 // What each rank tells the others once per step, and what all know afterwards.
 typedef struct {
-    double loss;            // mean over the global batch; from seq sums in canonical order
-    double grad_norm;       // before clipping, loss scale divided out; not finite if nonfinite
-    bool nonfinite;         // a gradient or the loss is not finite
-    int nonfinite_rank;     // lowest rank that owns a bad element, -1: only the loss is bad
+    double loss;        // mean over the global batch; from seq sums in canonical order
+    double grad_norm;   // before clipping, loss scale divided out; not finite if nonfinite
+    bool nonfinite;     // a gradient or the loss is not finite
+    int nonfinite_rank; // whose micro-batch made it, where that can be told, else the lowest rank
+                        // that owns a bad element; -1: only the loss is bad
     char nonfinite_tensor[40];
     size_t nonfinite_count;
-    int signal;             // a signal that some rank has received, else 0
+    int signal; // a signal that some rank has received, else 0
 } StepMessage;
 
 // Completes the reductions, then one message. micro_losses (G) device: sum of this rank's token
@@ -119,7 +121,8 @@ void zero_init_weights(Zero* zero,
 // Collective. zero_write is the reverse: `in` on rank 0 is scattered. count <= ZERO_IO_ELEMS.
 enum { ZERO_IO_ELEMS = 4 << 20 };
 void zero_read(Zero* zero, StateKind kind, int tensor, size_t first, size_t count, float* out);
-void zero_write(Zero* zero, StateKind kind, int tensor, size_t first, size_t count, const float* in);
+void zero_write(Zero* zero, StateKind kind, int tensor, size_t first, size_t count,
+                const float* in);
 // After the masters were written: working weights from masters, on all ranks.
 void zero_publish(Zero* zero);
 

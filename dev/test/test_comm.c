@@ -61,9 +61,9 @@ static const char* memory_name(CommMemory memory) {
 static void test_all_gather(size_t shard_elems, DType dtype, CommMemory memory, bool in_place) {
     Buffers buffers;
     buffers_open(&buffers, shard_elems, dtype, memory);
-    char* own = in_place ? (char*)buffers.full +
-                               (size_t)comm->rank * shard_elems * dtype_bytes(dtype)
-                         : (char*)buffers.shard;
+    char* own = in_place
+                    ? (char*)buffers.full + (size_t)comm->rank * shard_elems * dtype_bytes(dtype)
+                    : (char*)buffers.shard;
     for (int round = 0; round < 3; round++) { // memory is written again after it was read
         for (size_t i = 0; i < shard_elems; i++) {
             store(own, dtype, i, value_of(comm->rank + round, i));
@@ -96,9 +96,9 @@ static void test_reduce_scatter(size_t shard_elems, DType dtype, DType acc_dtype
     Buffers buffers;
     buffers_open(&buffers, shard_elems, dtype, COMM_EXPOSED);
     const size_t N = (size_t)comm->world_size;
-    void* acc = into_full ? (char*)buffers.full +
-                                (size_t)comm->rank * shard_elems * dtype_bytes(dtype)
-                          : buffers.shard;
+    void* acc = into_full
+                    ? (char*)buffers.full + (size_t)comm->rank * shard_elems * dtype_bytes(dtype)
+                    : buffers.shard;
     for (size_t i = 0; i < shard_elems && !into_full; i++) {
         store(acc, acc_dtype, i, accumulate ? 3 : 1e4f);
     }
@@ -143,8 +143,8 @@ static void test_rank_order(void) {
         comm->reduce_scatter(comm, acc, DTYPE_FP32, false, full, ELEMS, DTYPE_FP32, true, 1);
         size_t wrong = 0;
         for (size_t i = 0; i < ELEMS; i++) wrong += acc[i] != expected;
-        EXPECT(wrong == 0, "the large term on rank %d: %g, expected %g", first,
-               (double)acc[0], (double)expected);
+        EXPECT(wrong == 0, "the large term on rank %d: %g, expected %g", first, (double)acc[0],
+               (double)expected);
         comm->settle(comm, comm->seq);
     }
     buffers_close();
@@ -157,7 +157,8 @@ static void test_host_messages(void) {
     for (int round = 0; round < 50; round++) {
         const int mine = comm->rank * 1000 + round;
         comm->host_all_gather(comm, all, &mine, sizeof(mine));
-        for (int r = 0; r < N; r++) EXPECT(all[r] == r * 1000 + round, "rank %d sent %d", r, all[r]);
+        for (int r = 0; r < N; r++)
+            EXPECT(all[r] == r * 1000 + round, "rank %d sent %d", r, all[r]);
         int value = comm->rank == round % N ? round : -1;
         comm->host_broadcast(comm, &value, sizeof(value), round % N);
         EXPECT(value == round, "broadcast from %d gave %d", round % N, value);
@@ -202,9 +203,8 @@ int main(int argc, char** argv) {
     comm = comm_open(&options, &error);
     CHECK(comm, "%s", error.text);
     test_set_rank(comm->rank);
-    const DeviceOptions device = {.local_rank = comm->local_rank,
-                                  .local_size = comm->local_size,
-                                  .quiet_affinity = true};
+    const DeviceOptions device = {
+        .local_rank = comm->local_rank, .local_size = comm->local_size, .quiet_affinity = true};
     CHECK(fault_init(comm->rank, &error) && device_init(&device, &error), "%s", error.text);
 
     const size_t sizes[] = {1024, 5 * 1024, 700 * 1024}; // the last is read in pieces

@@ -48,8 +48,8 @@ struct Comm {
     int local_rank, local_size; // among the ranks of this host
     long step;                  // where the run is, for messages and faults: set by the engine
     int micro;
-    long seq;                   // collectives entered so far
-    double wait_seconds;        // host time inside collectives, since last taken
+    long seq;                         // collectives entered so far
+    double wait_seconds;              // host time inside collectives, since last taken
     size_t elements_sent, bytes_sent; // by collectives on device memory
     CommStats stats[NUM_COMM_OPS];
     double link_bytes_s; // 0, or collectives take at least bytes sent / this
@@ -66,6 +66,10 @@ struct Comm {
     // writes there again.
     void (*settle)(Comm*, long seq);
 
+    // What lies at rank `rank`'s own address of this rank's EXPOSED memory, or NULL where it cannot be
+    // read. Between a collective and the next, for looking after errors.
+    const void* (*peer_view)(Comm*, const void* mine, int rank);
+
     // Every rank's slice to every rank. `shard` is this rank's; it may lie in its place in `full`.
     void (*all_gather)(Comm*, void* full, const void* shard, size_t shard_elems, DType, int unit);
     // acc (shard_elems) (+)= the sum over ranks of their slice `rank` of `full`. exact: fold() in
@@ -77,7 +81,8 @@ struct Comm {
     // Small messages between hosts' memories, blocking. all (world_size * bytes).
     void (*host_all_gather)(Comm*, void* all, const void* mine, size_t bytes);
     void (*host_broadcast)(Comm*, void* buffer, size_t bytes, int root);
-    void (*host_send)(Comm*, const void* buffer, size_t bytes, int to); // these two are no collectives
+    void (*host_send)(Comm*, const void* buffer, size_t bytes,
+                      int to); // these two are no collectives
     void (*host_recv)(Comm*, void* buffer, size_t bytes, int from);
     void (*barrier)(Comm*);
     void (*abort)(int code); // ends all ranks at once
@@ -87,8 +92,8 @@ struct Comm {
 // ---- opening -------------------------------------------------------------------------------------
 
 typedef struct {
-    const char* kind;  // "auto", "nccl", "mpi", "messages" (mpi without shared memory) or "self"
-    double link_mb_s;  // > 0: pretend that a rank's link carries no more than this
+    const char* kind; // "auto", "nccl", "mpi", "messages" (mpi without shared memory) or "self"
+    double link_mb_s; // > 0: pretend that a rank's link carries no more than this
 } CommOptions;
 
 // Connects the ranks. Without a launcher it is one rank and MPI is not started; a launcher whose

@@ -50,13 +50,15 @@ NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double
     comm_entry_text(&waiting->history[seq % TABLE_HISTORY], entry, sizeof(entry));
     list_ranks(table, seq, true, waiting_ranks, sizeof(waiting_ranks));
     if (!missing) {
-        table_fail(table, "ranks %s wait in %s for %.0f s; the rank they wait for is on another host",
+        table_fail(table,
+                   "ranks %s wait in %s for %.0f s; the rank they wait for is on another host",
                    waiting_ranks, entry, seconds);
     }
     char doing[140] = "";
     if (missing->activity[0]) snprintf(doing, sizeof(doing), " (%s)", missing->activity);
     if (missing->seq > seq) {
-        table_fail(table, "rank %d has not entered %s, it has gone on to seq %ld%s; ranks %s wait "
+        table_fail(table,
+                   "rank %d has not entered %s, it has gone on to seq %ld%s; ranks %s wait "
                    "there for %.0f s",
                    missing->rank, entry, missing->seq, doing, waiting_ranks, seconds);
     }

@@ -38,8 +38,8 @@ NO_RETURN static void mpi_fail(const char* file, int line, int result) {
 }
 
 enum { MAX_WINDOWS = 8 };
-enum { MAX_COUNT = 1 << 30 };    // bytes in one message
-enum { READ_ELEMS = 1 << 18 };   // read from others at once; their pages count as ours meanwhile
+enum { MAX_COUNT = 1 << 30 };  // bytes in one message
+enum { READ_ELEMS = 1 << 18 }; // read from others at once; their pages count as ours meanwhile
 
 // Memory of every rank of the host, of the same size on each.
 typedef struct {
@@ -92,8 +92,8 @@ static bool map_shared(MPI_Comm host, int owners, size_t bytes, char** bases) {
         const int fd = places[2 * owner + 1] < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
         const bool writes = owner == local_rank || owners == 1;
         if (fd >= 0) {
-            bases[i] = mmap(NULL, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                            fd, 0);
+            bases[i] =
+                mmap(NULL, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
             close(fd);
         }
         ok &= bases[i] != MAP_FAILED;
@@ -159,6 +159,11 @@ static const Window* find_window(const MpiComm* m, const void* ptr) {
         }
     }
     return NULL;
+}
+
+static const void* mpi_peer_view(Comm* comm, const void* mine, int rank) {
+    const Window* window = find_window(mpi(comm), mine);
+    return window ? window->bases[rank] + ((const char*)mine - window->mine) : NULL;
 }
 
 // Gives back the page table entries of another rank's memory that this rank has read. The memory
@@ -240,7 +245,8 @@ static void fold_all(void* acc, DType acc_dtype, bool accumulate, const void** s
                      int num_sources, size_t elems) {
     for (int first = 0; first < num_sources; first += FOLD_MAX_SOURCES) {
         const int n = (int)min_size(FOLD_MAX_SOURCES, (size_t)(num_sources - first));
-        fold(acc, acc_dtype, accumulate || first > 0, sources + first, dtype, n, elems, STREAM_COMM);
+        fold(acc, acc_dtype, accumulate || first > 0, sources + first, dtype, n, elems,
+             STREAM_COMM);
     }
 }
 
@@ -421,6 +427,7 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
                    .free_memory = mpi_free_memory,
                    .expose = mpi_expose,
                    .settle = mpi_settle,
+                   .peer_view = mpi_peer_view,
                    .all_gather = mpi_all_gather,
                    .reduce_scatter = mpi_reduce_scatter,
                    .host_all_gather = mpi_host_all_gather,

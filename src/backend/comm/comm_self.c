@@ -20,6 +20,13 @@ static void self_settle(Comm* comm, long seq) {
     (void)seq;
 }
 
+static const void* self_peer_view(Comm* comm, const void* mine, int rank) {
+    (void)comm;
+    (void)mine;
+    (void)rank;
+    return NULL;
+}
+
 static void self_all_gather(Comm* comm, void* full, const void* shard, size_t shard_elems,
                             DType dtype, int unit) {
     if (!comm_enter(comm, COMM_ALL_GATHER, unit, shard_elems)) return;
@@ -80,6 +87,7 @@ Comm* comm_self_create(void) {
                    .free_memory = self_free_memory,
                    .expose = self_expose,
                    .settle = self_settle,
+                   .peer_view = self_peer_view,
                    .all_gather = self_all_gather,
                    .reduce_scatter = self_reduce_scatter,
                    .host_all_gather = self_host_all_gather,

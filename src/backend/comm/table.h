@@ -28,12 +28,12 @@ typedef struct {
 typedef struct {
     int rank; // of all ranks
     // Written by the rank itself, read by the others at any moment.
-    long seq;           // collectives entered
-    int inside;         // in the collective `seq` now
-    double entered;     // seconds (now_seconds, one clock per host)
-    double ticked;      // last sign of progress outside collectives
-    char activity[96];  // what it does there: "saving step 20", or ""
-    uint64_t hash;      // of all entries so far
+    long seq;                         // collectives entered
+    int inside;                       // in the collective `seq` now
+    double entered;                   // seconds (now_seconds, one clock per host)
+    double ticked;                    // last sign of progress outside collectives
+    char activity[96];                // what it does there: "saving step 20", or ""
+    uint64_t hash;                    // of all entries so far
     CommEntry history[TABLE_HISTORY]; // entry seq at seq % TABLE_HISTORY
     // What it brought to a rendezvous; two, since it may be at the next one while others still read.
     struct {
