@@ -8,9 +8,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "backend/comm.h"
 #include "core/check.h"
 #include "core/ledger.h"
 #include "gpt2/gpt2.h"
+#include "train/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,6 +33,7 @@ typedef struct {
     int batch, seq_len, grad_accum_steps;
     long total_batch_tokens, max_steps, start_step;
     uint64_t seed;
+    const Options* options;                   // resolved: learning rate and schedule
     const Ledger* ledger;                     // of this rank
     size_t elements_per_step, bytes_per_step; // sent, as planned
 } RunInfo;
@@ -53,6 +56,7 @@ typedef struct {
     uint64_t params_hash;
     size_t peak_bytes;
     double seconds;
+    const Comm* comm; // what its collectives did, for the end table; NULL: not shown
 } EndInfo;
 
 // ---- the file ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "train/schedule.h"
 
 // ---- units ---------------------------------------------------------------------------------------
 
@@ -107,6 +108,16 @@ static void memory_rows(Report* report, const Ledger* ledger) {
                     report_bytes((double)ledger->lines[i].bytes, a));
 }
 
+static void learning_rate_row(Report* report, const Options* o) {
+    char scaled[96] = "";
+    if (o->lr_batch_tokens)
+        snprintf(scaled, sizeof scaled, " (%g for %ld tokens a step, scaled %s)", o->lr,
+                 o->lr_batch_tokens, o->lr_scale);
+    row(report, "learning rate", "%g%s, %s, warm-up %ld steps, final %g of it; weight decay %g",
+        options_scaled_lr(o), scaled, schedule_name(o->schedule), o->warmup_steps, o->final_lr_frac,
+        o->weight_decay);
+}
+
 void report_start(Report* report, const RunInfo* run) {
     if (!report->out) return;
     report->max_steps = run->max_steps;
@@ -126,6 +137,7 @@ void report_start(Report* report, const RunInfo* run) {
         run->seq_len, run->grad_accum_steps, run->ranks, run->total_batch_tokens);
     row(report, "steps", "%ld to %ld, seed %llu", run->start_step, run->max_steps,
         (unsigned long long)run->seed);
+    if (run->options) learning_rate_row(report, run->options);
     row(report, "data", "%s; validation: %s", run->train_data ? run->train_data : "none",
         run->val_data ? run->val_data : "none");
     row(report, "output", "%s",
@@ -193,6 +205,18 @@ void report_checkpoint(Report* report, long step, const char* dir, uint64_t byte
 
 // ---- end -----------------------------------------------------------------------------------------
 
+// What each kind of collective moved, and how fast, waiting included.
+static void traffic_rows(Report* report, const Comm* comm) {
+    char text[REPORT_BYTES_CHARS];
+    for (int op = 0; op < NUM_COMM_OPS; op++) {
+        const CommStats* stats = &comm->stats[op];
+        if (stats->bytes == 0) continue;
+        row(report, comm_op_name((CommOp)op), "%zu calls, %s sent in %.2f s: %.2f GB/s",
+            stats->calls, report_bytes((double)stats->bytes, text), stats->seconds,
+            stats->seconds > 0 ? (double)stats->bytes / stats->seconds / 1e9 : 0.0);
+    }
+}
+
 void report_end(Report* report, const EndInfo* end) {
     if (!report->out) return;
     char text[REPORT_BYTES_CHARS], time[24];
@@ -205,6 +229,7 @@ void report_end(Report* report, const EndInfo* end) {
         row(report, "validation loss", "%.4f", report->last_val_loss);
     row(report, "memory per rank", "%s allocated, as planned",
         report_bytes((double)end->peak_bytes, text));
+    if (end->comm) traffic_rows(report, end->comm);
     row(report, "params_hash", "%016llx", (unsigned long long)end->params_hash);
     fflush(report->out);
 }
