@@ -31,7 +31,7 @@ static void fiber_entry() {
 
 static inline Fiber* take_fiber() {
     Fiber* fiber = machine.idle_fibers[machine.set];
-    if (!fiber) return fiber_create(fiber_entry);
+    if (!fiber) return fiber_create(fiber_entry, THREAD_STACK_BYTES);
     machine.idle_fibers[machine.set] = fiber->next_idle;
     return fiber;
 }

@@ -47,7 +47,7 @@ size_t shared_limit(const void* kernel) {
 cudaError_t set_shared_limit(const void* kernel, int bytes) {
     if (bytes < 0 || static_cast<size_t>(bytes) > SHARED_OPT_IN) {
         return refuse(cudaErrorInvalidValue, "kernel %s: %d bytes of shared memory, at most %zu",
-                      kernel_name(kernel), bytes, SHARED_OPT_IN);
+                      function_name(kernel), bytes, SHARED_OPT_IN);
     }
     auto is_kernel = [kernel](const OptIn& o) { return o.kernel == kernel; };
     opt_ins.erase(std::remove_if(opt_ins.begin(), opt_ins.end(), is_kernel), opt_ins.end());
@@ -207,19 +207,19 @@ cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t share
     if (threads < 1 || threads > static_cast<unsigned long>(MAX_BLOCK) || block.z > MAX_BLOCK_Z) {
         return set_last_error(refuse(cudaErrorInvalidConfiguration,
                                      "kernel %s: a block of (%u,%u,%u) threads",
-                                     kernel_name(kernel), block.x, block.y, block.z));
+                                     function_name(kernel), block.x, block.y, block.z));
     }
     if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > MAX_GRID_X || grid.y > MAX_GRID_YZ ||
         grid.z > MAX_GRID_YZ) {
         return set_last_error(refuse(cudaErrorInvalidConfiguration,
-                                     "kernel %s: a grid of (%u,%u,%u) blocks", kernel_name(kernel),
-                                     grid.x, grid.y, grid.z));
+                                     "kernel %s: a grid of (%u,%u,%u) blocks",
+                                     function_name(kernel), grid.x, grid.y, grid.z));
     }
     if (shared_bytes > shared_limit(kernel)) {
         return set_last_error(refuse(cudaErrorInvalidValue,
                                      "kernel %s: %zu bytes of shared memory, %zu allowed "
                                      "(cudaFuncAttributeMaxDynamicSharedMemorySize)",
-                                     kernel_name(kernel), shared_bytes, shared_limit(kernel)));
+                                     function_name(kernel), shared_bytes, shared_limit(kernel)));
     }
     return cudaSuccess;
 }

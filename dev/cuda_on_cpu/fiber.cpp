@@ -3,7 +3,6 @@
 // The switch ends in `ret`, not in an indirect jump: all fibers are left at the same place, so the
 // processor's return prediction stays right. ucontext would cost a system call per switch.
 #include "fiber.h"
-#include "sanitizer.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -43,8 +42,6 @@ namespace emu {
 namespace {
 
 constexpr size_t PAGE = 4096;
-// Sanitized code needs larger frames.
-constexpr size_t STACK_BYTES = (IS_ASAN || IS_TSAN || IS_MSAN ? 256 : 64) << 10;
 constexpr int SAVED_REGISTERS = 6;
 
 // A list through the fibers, not a vector: ThreadSanitizer would see one CUDA thread move what
@@ -54,8 +51,8 @@ size_t num_fibers;
 
 } // namespace
 
-Fiber* fiber_create(void (*entry)()) {
-    void* memory = mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE,
+Fiber* fiber_create(void (*entry)(), size_t stack_bytes) {
+    void* memory = mmap(nullptr, stack_bytes + PAGE, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         perror("cuda_on_cpu: no memory for a thread's stack");
@@ -63,12 +60,12 @@ Fiber* fiber_create(void (*entry)()) {
     }
     char* guard = static_cast<char*>(memory);
     mprotect(guard, PAGE, PROT_NONE);
-    Fiber* fiber = new Fiber{nullptr, guard + PAGE, STACK_BYTES, nullptr, nullptr, all_fibers};
+    Fiber* fiber = new Fiber{nullptr, guard + PAGE, stack_bytes, nullptr, nullptr, all_fibers};
     all_fibers = fiber;
 
     // Stacks are a power of two apart: shift their tops over the sets of the cache.
     size_t shift = num_fibers++ % 61 * 64;
-    uintptr_t top = (reinterpret_cast<uintptr_t>(fiber->stack) + STACK_BYTES - shift) & ~63ull;
+    uintptr_t top = (reinterpret_cast<uintptr_t>(fiber->stack) + stack_bytes - shift) & ~63ull;
     uintptr_t* frame = reinterpret_cast<uintptr_t*>(top);
     *--frame = 0; // entry's return address: there is none
     *--frame = reinterpret_cast<uintptr_t>(entry);

@@ -2,6 +2,8 @@
 #ifndef EMU_FIBER_H
 #define EMU_FIBER_H
 
+#include "sanitizer.h"
+
 #include <stddef.h>
 
 namespace emu {
@@ -15,8 +17,11 @@ struct Fiber {
     Fiber* next_made; // in the list of all
 };
 
+// Stacks of CUDA threads; sanitized code needs larger frames.
+constexpr size_t THREAD_STACK_BYTES = (IS_ASAN || IS_TSAN || IS_MSAN ? 256 : 64) << 10;
+
 // A fresh stack that will call entry() when it is first switched to; entry must not return.
-Fiber* fiber_create(void (*entry)());
+Fiber* fiber_create(void (*entry)(), size_t stack_bytes);
 
 // Fills `main` for the stack the program was started on.
 void fiber_init_main(Fiber* main);

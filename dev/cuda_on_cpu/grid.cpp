@@ -169,7 +169,7 @@ struct Profile {
     ~Profile() {
         for (Line& line : lines) {
             fprintf(stderr, "%-48s %7ld launches %10.3f ms %10ld switches\n",
-                    kernel_name(line.kernel), line.launches, line.seconds * 1e3, line.switches);
+                    function_name(line.kernel), line.launches, line.seconds * 1e3, line.switches);
         }
     }
 };

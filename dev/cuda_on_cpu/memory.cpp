@@ -193,7 +193,7 @@ void check_redzones(const char* name, const void* kernel) {
         size_t i = 0;
         while (end[i] == pattern[i]) i++;
         host_error("%s %s wrote %zu bytes past the end of a device allocation of %zu bytes", name,
-                   kernel ? kernel_name(kernel) : "", i, a.bytes);
+                   kernel ? function_name(kernel) : "", i, a.bytes);
     }
 }
 
@@ -215,7 +215,7 @@ void check_pointer(const void* kernel, int index, const void* p) {
     const char* before = static_cast<const char*>(p) - 1; // p may be the end of an allocation
     if (!p || find_allocation(p) || find_allocation(before)) return;
     host_error("kernel %s: argument %d is %p, memory that a device cannot reach",
-               kernel_name(kernel), index, p);
+               function_name(kernel), index, p);
 }
 
 void check_range(const char* what, const void* p, size_t bytes) {

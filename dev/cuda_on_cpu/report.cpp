@@ -2,14 +2,11 @@
 #include "report.h"
 #include "block.h"
 
-#include <cxxabi.h>
-#include <dlfcn.h>
 #include <execinfo.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string>
 #include <unistd.h>
 
 namespace emu {
@@ -35,7 +32,7 @@ const char* state_name(State state) {
 }
 
 void print_block() {
-    fprintf(stderr, "  kernel %s, block (%u,%u,%u)", kernel_name(machine.kernel), blockIdx.x,
+    fprintf(stderr, "  kernel %s, block (%u,%u,%u)", function_name(machine.kernel), blockIdx.x,
             blockIdx.y, blockIdx.z);
     if (const Thread* t = machine.current) {
         fprintf(stderr, ", thread (%u,%u,%u)", t->index.x, t->index.y, t->index.z);
@@ -83,21 +80,6 @@ void print_line(const char* kind, Site where, const char* format, va_list argume
 
 } // namespace
 
-const char* kernel_name(const void* kernel) {
-    static std::string name;
-    Dl_info info;
-    if (!kernel || !dladdr(kernel, &info) || !info.dli_sname) return "(static function)";
-    int status;
-    char* demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-    name = demangled ? demangled : info.dli_sname;
-    free(demangled);
-    if (size_t p = name.find('('); p != std::string::npos) name.resize(p);
-    if (size_t p = name.find(' '); name.find('<') != std::string::npos && p < name.find('<')) {
-        name.erase(0, p + 1); // the return type, which stands in the names of templates only
-    }
-    return name.c_str();
-}
-
 void kernel_error(Site where, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -141,7 +123,11 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
         fprintf(stderr, "cuda_on_cpu: error: host code touches device memory at %p (%s)\n", p,
                 allocation);
         void* frames[16];
-        backtrace_symbols_fd(frames, backtrace(frames, 16), 2);
+        int depth = backtrace(frames, 16);
+        for (int i = 1; i < depth; i++) { // 0 is this function
+            const char* name = function_name(frames[i]);
+            if (*name != '?') fprintf(stderr, "  in %s\n", name);
+        }
         leave();
     }
     const char* what = "touches memory that is not there";

@@ -14,8 +14,9 @@ constexpr int EXIT_BUG = 97; // the CUDA program has a bug that a check found
 // What a GPU would refuse: says why on stderr and hands the code to the caller, who may handle it.
 cudaError_t refuse(cudaError_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// As in the source; "(static function)" where the symbol table has no name.
-const char* kernel_name(const void* kernel);
+// The program's function at this address, without parameters: a kernel's name. "?" in a stripped
+// program and for libraries. From symbols.cpp.
+const char* function_name(const void* code);
 
 // Names the culprit when the process touches memory it must not: hidden device memory, the page
 // behind dynamic shared memory or a stack. Not under AddressSanitizer, whose report says more.

@@ -56,6 +56,7 @@ struct CUstream_st {
     int priority = 0;
     std::deque<emu::Operation*> queue = {};
     void* tsan_fiber = nullptr;
+    emu::Fiber* stack = nullptr; // ThreadSanitizer only
     TsanKey done = {};
 
     bool is_blocking() const { return !(flags & cudaStreamNonBlocking); }
@@ -100,15 +101,7 @@ void become_stream(CUstream_st* s) {
     if (IS_TSAN) machine.set = 2 * (s->number % STREAM_SLOTS) + machine.set % 2;
 }
 
-// Runs the first operation of a stream that can run.
-void step(CUstream_st* s) {
-    static bool is_running = false;
-    if (is_running) host_error("the CUDA API was called from a host function or a kernel");
-    is_running = true;
-    Operation* op = s->queue.front();
-    s->queue.pop_front();
-    void* host_fiber = tsan_current();
-    become_stream(s);
+void execute(CUstream_st* s, Operation* op) {
     tsan_acquire(&op->queued);
     if (op->wait_event) tsan_acquire(&op->wait_event->done);
     if (op->run) {
@@ -118,7 +111,44 @@ void step(CUstream_st* s) {
     }
     delete op; // with the arguments that the threads of its kernel have read
     tsan_release(&s->done);
+}
+
+// ThreadSanitizer would take streams that use one stack in turn for a race, so each has its own.
+struct Handover {
+    CUstream_st* stream;
+    Operation* op;
+    void* host_stack;
+};
+Handover handover;
+
+void stream_stack_entry() {
+    for (;;) {
+        execute(handover.stream, handover.op);
+        emu_switch_stack(&handover.stream->stack->stack_pointer, handover.host_stack);
+    }
+}
+
+void execute_on_own_stack(CUstream_st* s, Operation* op) {
+    constexpr size_t STACK_BYTES = 8 << 20; // MPI runs on it too
+    if (!s->stack) s->stack = fiber_create(stream_stack_entry, STACK_BYTES);
+    handover = {s, op, nullptr};
+    void* host_fiber = tsan_current();
+    become_stream(s);
+    emu_switch_stack(&handover.host_stack, s->stack->stack_pointer);
     tsan_switch(host_fiber);
+}
+
+// Runs the first operation of a stream that can run.
+void step(CUstream_st* s) {
+    static bool is_running = false;
+    if (is_running) host_error("the CUDA API was called from a host function or a kernel");
+    is_running = true;
+    Operation* op = s->queue.front();
+    s->queue.pop_front();
+    if (IS_TSAN)
+        execute_on_own_stack(s, op);
+    else
+        execute(s, op);
     is_running = false;
 }
 

@@ -1,11 +1,12 @@
-// tests/edges.cu - a two-stream program in which every wait is needed.
+// tests/edges.cu - a program of three streams in which every wait is needed.
 //
-// Slots of a ring are filled on one stream, used on the other and reported through a pinned buffer;
-// the host uploads from two pinned buffers in turn. test.sh takes each wait away in turn
+// The host writes two pinned buffers in turn; one stream uploads them, one fills the slots of a ring
+// from them, one uses the slots and hands the result back. test.sh takes each wait away in turn
 // (CUDA_ON_CPU_DROP_EDGE) and expects wrong sums or a data race.
 #include "test.cuh"
 
-constexpr int THREADS = 64, SLOTS = 2, STEPS = 9;
+// Few threads: ThreadSanitizer keeps apart about 250 at a time, over all streams.
+constexpr int THREADS = 16, SLOTS = 2, STEPS = 9;
 
 // slot = scale * in
 __global__ void fill_kernel(float* slot, const float* in, float scale) {
@@ -27,7 +28,8 @@ struct Edge {
 };
 
 int main() {
-    cudaStream_t filler, user;
+    cudaStream_t loader, filler, user;
+    CUDACHECK(cudaStreamCreateWithFlags(&loader, cudaStreamNonBlocking));
     CUDACHECK(cudaStreamCreateWithFlags(&filler, cudaStreamNonBlocking));
     CUDACHECK(cudaStreamCreateWithFlags(&user, cudaStreamNonBlocking));
     float *upload[2], *result;
@@ -46,9 +48,9 @@ int main() {
             int b = step % 2, s = step % SLOTS;
             uploaded[b].wait_on_host(); // the pinned buffers are free again
             for (int i = 0; i < THREADS; i++) upload[b][i] = static_cast<float>(step + 1);
-            consumed[b].wait(user); // so is the input on the device
-            CUDACHECK(cudaMemcpyAsync(in[b], upload[b], bytes, cudaMemcpyHostToDevice, user));
-            uploaded[b].record(user);
+            consumed[b].wait(loader); // so is the input on the device
+            CUDACHECK(cudaMemcpyAsync(in[b], upload[b], bytes, cudaMemcpyHostToDevice, loader));
+            uploaded[b].record(loader);
             uploaded[b].wait(filler);
             freed[s].wait(filler); // the slot was used
             launch(fill_kernel, 1, THREADS, 0, filler, slot[s], in[b], 2.0f);
@@ -71,6 +73,7 @@ int main() {
     }
     for (float* p : upload) CUDACHECK(cudaFreeHost(p));
     CUDACHECK(cudaFreeHost(result));
+    CUDACHECK(cudaStreamDestroy(loader));
     CUDACHECK(cudaStreamDestroy(filler));
     CUDACHECK(cudaStreamDestroy(user));
     return num_failed != 0;

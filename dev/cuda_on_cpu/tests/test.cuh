@@ -15,13 +15,14 @@ using bf16 = __nv_bfloat16;
 
 inline int num_failed = 0;
 
-inline void failed(const char* file, int line, const char* condition) {
-    printf("%s:%d: %s\n", file, line, condition);
-    num_failed++;
+inline bool failed(const char* file, int line, const char* condition) {
+    bool is_told = num_failed++ < 10;
+    if (is_told) printf("%s:%d: %s\n", file, line, condition);
+    return is_told;
 }
 template <class... A>
 inline void failed(const char* file, int line, const char* condition, const char* format, A... a) {
-    failed(file, line, condition);
+    if (!failed(file, line, condition)) return;
     printf("    ");
     printf(format, a...);
     printf("\n");
