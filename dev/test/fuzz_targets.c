@@ -18,7 +18,7 @@ static void check_outcome(bool ok, const Error* error) {
     CHECK(!strchr(error->text, '\n'), "more than one line: %s", error->text);
 }
 
-// ---- files in memory -------------------------------------------------------------------------------
+// ---- files in memory ----------------------------------------------------------------------------
 
 // An empty file in memory, and a path to it: the readers take paths.
 static int memory_file(char path[64]) {
@@ -33,7 +33,7 @@ static void put_bytes(int fd, const void* bytes, size_t size, size_t offset) {
     CHECK(pwrite(fd, bytes, size, (off_t)offset) == (ssize_t)size, "memory file");
 }
 
-// ---- targets ---------------------------------------------------------------------------------------
+// ---- targets ------------------------------------------------------------------------------------
 
 // The first byte chooses: even, the rest is a whole file; odd, it is a header, which gets the right
 // length before it, behind a byte that says how many bytes of data follow.

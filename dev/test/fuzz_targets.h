@@ -1,7 +1,8 @@
 // fuzz_targets.h - the four readers of files that nobody vouches for, each as a function of bytes.
 //
-// dev/fuzz/ hands them to libFuzzer; test_fuzz_corpus.c replays the kept inputs. A target returns when
-// the reader has refused the bytes or has read all there is; whatever else happens is a finding.
+// dev/fuzz/ hands them to libFuzzer; test_fuzz_corpus.c replays the kept inputs. A target returns
+// when the reader has refused the bytes or has read all there is; whatever else happens is a
+// finding.
 #ifndef DEV_TEST_FUZZ_TARGETS_H
 #define DEV_TEST_FUZZ_TARGETS_H
 

@@ -1,8 +1,8 @@
-// test_checkpoint.c - checkpoints on one rank: the files byte for byte, every way one can be damaged,
-// every moment at which a save can be killed, disks that fill up, and the model files one starts from.
+// test_checkpoint.c - checkpoints on one rank: the files byte for byte, every way one can be
+// damaged, every moment at which a save can be killed, disks that fill up, state and config.
 //
-// The sharding engine is replaced by plain arrays (struct Zero below), so that what is under test is
-// the files alone. Whole runs on several ranks: test_resume.sh.
+// The sharding engine is replaced by plain arrays (struct Zero below), so that what is under test
+// is the files alone. Whole runs on several ranks: test_resume.py.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@
 
 static char root[64]; // a directory of our own
 
-// ---- the engine and one rank, in plain arrays ------------------------------------------------------
+// ---- the engine and one rank, in plain arrays ---------------------------------------------------
 
 struct Zero {
     const ParamTable* table;
@@ -76,7 +76,7 @@ static bool same_state(const Zero* a, const Zero* b) {
     return true;
 }
 
-// ---- files ------------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 static char* in_root(char out[PATH_MAX], const char* name) {
     snprintf(out, PATH_MAX, "%s/%s", root, name);
@@ -121,7 +121,7 @@ static int count_leftovers(void) {
     return n;
 }
 
-// ---- a run ------------------------------------------------------------------------------------------
+// ---- a run --------------------------------------------------------------------------------------
 
 static float io_buffer[64]; // far smaller than a tensor: many pieces
 static char out_dir[PATH_MAX];
@@ -219,7 +219,7 @@ static long newest(char* text, size_t size) {
 
 static void fresh_out(void) { run_command("rm -rf out && mkdir out"); }
 
-// ---- saving and loading -----------------------------------------------------------------------------
+// ---- saving and loading -------------------------------------------------------------------------
 
 static const char expected_config[] =
     "{\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n  \"model_type\": \"gpt2\",\n"
@@ -350,7 +350,7 @@ static void test_out(void) {
     zero_unmake(&zero);
 }
 
-// ---- damage -----------------------------------------------------------------------------------------
+// ---- damage -------------------------------------------------------------------------------------
 
 static void test_damage(void) {
     static const struct {
@@ -418,7 +418,7 @@ static void test_damage(void) {
     zero_unmake(&other);
 }
 
-// ---- killed saves and full disks ----------------------------------------------------------------------
+// ---- killed saves and full disks ----------------------------------------------------------------
 
 // Saves steps 2 and 3 (keeping 2) in a child that is killed at its k-th opportunity in step 3.
 // True if it was killed.
@@ -502,7 +502,7 @@ static void test_full_disk(void) {
     zero_unmake(&zero);
 }
 
-// ---- state.json -----------------------------------------------------------------------------------
+// ---- state.json ---------------------------------------------------------------------------------
 
 static void test_state_refused(void) {
     static const struct {
@@ -611,7 +611,7 @@ static void test_resume_rules(void) {
     test_report("resuming: what can go on and what cannot, with what can");
 }
 
-// ---- config.json ------------------------------------------------------------------------------------
+// ---- config.json --------------------------------------------------------------------------------
 
 static void test_config(void) {
     static const struct {

@@ -1,6 +1,6 @@
 // test_logits.c - logits of a model file.
 //
-//   test_logits MODEL ID...   prints the logits of every position, a line each (test_transformers.py)
+//   test_logits MODEL ID...   prints the logits of every position, a line each
 //   test_logits               checks itself: the key-value cache fed token by token and all at once
 #include <math.h>
 #include <stdio.h>

@@ -27,7 +27,7 @@ static void write_with_header(const char* header, size_t data_bytes) {
     free(bytes);
 }
 
-// ---- writer ---------------------------------------------------------------------------------------
+// ---- writer -------------------------------------------------------------------------------------
 
 static void test_writer(void) {
     const size_t matrix[] = {2, 3}, vector[] = {2, 1};
@@ -73,7 +73,7 @@ static void test_writer(void) {
     test_report("safetensors written and read back");
 }
 
-// ---- types ----------------------------------------------------------------------------------------
+// ---- types --------------------------------------------------------------------------------------
 
 static void test_types(void) {
     // 1, -2, inf, the smallest fp16 subnormal; then 1, -0, NaN in bf16; then a type nobody reads.
@@ -112,7 +112,7 @@ static void test_types(void) {
     test_report("safetensors types F16, BF16, others");
 }
 
-// ---- hostile headers ------------------------------------------------------------------------------
+// ---- hostile headers ----------------------------------------------------------------------------
 
 #define ENTRY(name, dtype, shape, begin, end)                                                      \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end \
@@ -220,7 +220,7 @@ static void test_bounds(void) {
     test_report("safetensors bounds on depth, values and names");
 }
 
-// ---- files ----------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 static void expect_refused(const char* what, const char* problem) {
     Error error = {0};

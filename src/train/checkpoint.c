@@ -28,7 +28,7 @@ static char* path_join(char out[PATH_MAX], const char* dir, const char* name) {
     return out;
 }
 
-// ---- the names in OUT ----------------------------------------------------------------------------
+// ---- the names in OUT ---------------------------------------------------------------------------
 
 static char* step_name(char out[32], long step) {
     snprintf(out, 32, "step_%08ld", step);
@@ -106,7 +106,7 @@ static void remove_step(const char* out, long step) {
     }
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 size_t checkpoint_buffer_elems(const ParamTable* table) {
     size_t largest = 0;
@@ -133,7 +133,7 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
     if (comm->rank == 0) checkpoints->buffer = device_alloc_pinned(ledger, "save_buffer");
 }
 
-// ---- reading -------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 // Size first, then crc32 of the whole file.
 static bool verify_file(const char* path, const CheckpointFile* expected, Error* error) {
@@ -283,7 +283,7 @@ bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero
     return ok;
 }
 
-// ---- writing -------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 // A save in progress. Ranks other than 0 have no files; they take part in zero_read.
 typedef struct {
@@ -486,7 +486,7 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
     return comm_all_ok(checkpoints->comm, error);
 }
 
-// ---- OUT -----------------------------------------------------------------------------------------
+// ---- OUT ----------------------------------------------------------------------------------------
 
 static bool make_directories(const char* path, Error* error) {
     char partial[PATH_MAX];

@@ -1,12 +1,14 @@
 // train/checkpoint.h - saving and resuming a run: OUT/step_%08d/, OUT/latest, OUT/DONE_%08d.
 //
-// A checkpoint is a Hugging Face model directory plus optimizer.safetensors and state.json. Only rank
-// 0 touches files; state comes to it, and goes from it, in pieces of at most ZERO_IO_ELEMS elements
-// through zero_read and zero_write, so that no rank holds more than its share and one piece.
+// A checkpoint is a Hugging Face model directory plus optimizer.safetensors and state.json. Only
+// rank 0 touches files; state comes to it, and goes from it, in pieces of at most ZERO_IO_ELEMS
+// elements through zero_read and zero_write, so that no rank holds more than its share and one
+// piece.
 //
-// The invariant: at every moment, also under kill -9, each OUT/step_* is complete or can be told from
-// a complete one by sizes and checksums, and the previous one is untouched until the new one is on
-// disk. Writing: temporary directory, crc32 on the way, fsync, rename, fsync of the parent, `latest`.
+// The invariant: at every moment, also under kill -9, each OUT/step_* is complete or can be told
+// from a complete one by sizes and checksums, and the previous one is untouched until the new one
+// is on disk. Writing: temporary directory, crc32 on the way, fsync, rename, fsync of the parent,
+// `latest`.
 //
 // All functions that take a Comm are collective and return the same on all ranks.
 #ifndef TRAIN_CHECKPOINT_H
@@ -46,7 +48,7 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
 bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error);
 
 // The newest valid checkpoint of OUT: sizes and checksums verified, state read; a warning for each
-// newer one passed over, with the reason. *found = false: there is none (no error). dir gets its path.
+// newer one passed over, with the reason. *found = false: there is none, no error.
 bool checkpoint_find(const char* out, CheckpointState* state, char dir[PATH_MAX], bool* found,
                      Comm* comm, Error* error);
 
@@ -60,8 +62,8 @@ typedef struct {
 bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
                      CheckpointReport* report, Error* error);
 
-// Writes OUT/step_%08d for state->step and deletes what -nk no longer keeps. False: `error` (code 4)
-// says why, the temporary directory is gone, earlier checkpoints are untouched; the run may go on.
+// Writes OUT/step_%08d for state->step and deletes what -nk no longer keeps. False: `error` (code
+// 4) says why, the temporary directory is gone, earlier checkpoints are untouched; a run goes on.
 bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* state, Zero* zero,
                      CheckpointReport* report, Error* error);
 

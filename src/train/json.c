@@ -14,7 +14,7 @@ static bool fail(JsonContext c, const char* problem, const char* what) {
     return error_set(c.error, EXIT_USAGE, "%s: %s%s%s", c.where, problem, what[0] ? " " : "", what);
 }
 
-// ---- bounds --------------------------------------------------------------------------------------
+// ---- bounds -------------------------------------------------------------------------------------
 
 // Depth, number of values and control bytes, without understanding more of the text than strings.
 // cJSON recurses once per level and allocates per value, so this comes first.
@@ -98,7 +98,7 @@ cJSON* json_parse(const char* text, size_t length, JsonContext c) {
     return ok ? tree : NULL;
 }
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 char* json_read_file(const char* path, size_t max_bytes, size_t* length, Error* error) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
@@ -134,7 +134,7 @@ char* json_read_file(const char* path, size_t max_bytes, size_t* length, Error* 
     return text;
 }
 
-// ---- values --------------------------------------------------------------------------------------
+// ---- values -------------------------------------------------------------------------------------
 
 static const cJSON* member(const cJSON* object, const char* key, JsonContext c) {
     if (!object || c.error->code != 0) return NULL;

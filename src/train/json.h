@@ -1,9 +1,9 @@
 // train/json.h - JSON from files that nobody vouches for, over cJSON.
 //
 // cJSON parses; this file bounds what it is given (size, depth, number of values), refuses control
-// bytes, trailing text and keys given twice, and reads typed values in a range. The getters leave the
-// first failure in `error` and return a harmless value, so that a reader gets all its fields in a row
-// and looks at the error once.
+// bytes, trailing text and keys given twice, and reads typed values in a range. The getters leave
+// the first failure in `error` and return a harmless value, so that a reader gets all its fields in
+// a row and looks at the error once.
 #ifndef TRAIN_JSON_H
 #define TRAIN_JSON_H
 
@@ -29,7 +29,7 @@ typedef struct {
     Error* error;
 } JsonContext;
 
-// The tree of a text whose top is an object, to be freed with cJSON_Delete; NULL with the error set.
+// The tree of a text whose top is an object, to be freed with cJSON_Delete; NULL with `error`.
 cJSON* json_parse(const char* text, size_t length, JsonContext context);
 
 // A whole regular file of at most max_bytes with a NUL behind it, to be freed; NULL with the error

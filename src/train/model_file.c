@@ -38,7 +38,7 @@ static bool exists(const char* path) {
     return stat(path, &info) == 0;
 }
 
-// ---- Hugging Face: which tensors the files hold ---------------------------------------------------
+// ---- Hugging Face: which tensors the files hold -------------------------------------------------
 
 static const SafeTensor* find_in_shards(const ModelFile* file, const char* name, int* shard) {
     for (int s = 0; s < file->num_shards; s++) {
@@ -136,7 +136,7 @@ static bool check_tensors(const ModelFile* file, Error* error) {
     return true;
 }
 
-// ---- Hugging Face: opening ------------------------------------------------------------------------
+// ---- Hugging Face: opening ----------------------------------------------------------------------
 
 static bool open_shard(ModelFile* file, const char* path, Error* error) {
     file->shards = realloc(file->shards, (size_t)(file->num_shards + 1) * sizeof(SafeTensors));
@@ -252,10 +252,10 @@ static bool open_hugging_face(ModelFile* file, bool is_directory, Error* error) 
     return check_tensors(file, error);
 }
 
-// ---- llm.c ----------------------------------------------------------------------------------------
+// ---- llm.c --------------------------------------------------------------------------------------
 
-// Elements of the file before the given tensor. Order: wte (padded), wpe, then for each of a block's
-// twelve tensors all layers, then ln_f.
+// Elements of the file before the given tensor. Order: wte (padded), wpe, then for each of a
+// block's twelve tensors all layers, then ln_f.
 static uint64_t bin_offset(const ModelFile* file, int tensor) {
     const ParamTable* table = &file->table;
     uint64_t L = (uint64_t)file->config.L, C = (uint64_t)file->config.C;
@@ -338,7 +338,7 @@ static bool open_bin(ModelFile* file, uint64_t size, Error* error) {
     return true;
 }
 
-// ---- both -----------------------------------------------------------------------------------------
+// ---- both ---------------------------------------------------------------------------------------
 
 static bool open_path(ModelFile* file, const char* path, Error* error) {
     memset(file, 0, sizeof(*file));

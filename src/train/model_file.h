@@ -1,4 +1,4 @@
-// train/model_file.h - weights to start from: a Hugging Face GPT-2 directory or file, or an llm.c .bin.
+// train/model_file.h - weights to start from: a Hugging Face GPT-2 directory or file, or llm.c's.
 //
 // Directories: config.json with model.safetensors, or model.safetensors.index.json and its shards
 // (F32, F16, BF16; names with or without "transformer."). A checkpoint's step_* directory is one of
@@ -35,8 +35,8 @@ typedef struct {
 bool model_file_open(ModelFile* file, const char* path, Comm* comm, Error* error);
 void model_file_close(ModelFile* file);
 
-// Elements [first, first + count) of tensor `tensor` of file->table as fp32, in published layout. On
-// the rank that opened it.
+// Elements [first, first + count) of tensor `tensor` of file->table as fp32, in published layout.
+// On the rank that opened it.
 bool model_file_read(const ModelFile* file, int tensor, size_t first, size_t count, float* out,
                      Error* error);
 

@@ -14,7 +14,7 @@
 
 enum { MAX_NAME = 255 };
 
-// ---- header --------------------------------------------------------------------------------------
+// ---- header -------------------------------------------------------------------------------------
 
 // Bits per element of the format's types, 0: unknown. Tensors of all of them may stand in a file;
 // F32, F16 and BF16 can be read.
@@ -156,7 +156,7 @@ bool safetensors_parse(SafeTensors* file, const char* path, const char* header, 
     return ok;
 }
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 static bool read_at(int fd, void* out, size_t bytes, uint64_t offset) {
     errno = 0; // stays 0 at the end of the file
@@ -223,8 +223,8 @@ const SafeTensor* safetensors_find(const SafeTensors* file, const char* name) {
 
 bool read_floats_at(int fd, uint64_t offset, DType dtype, size_t count, float* out) {
     size_t bytes = dtype_bytes(dtype);
-    // 16-bit elements are read into the upper half of `out` and widened from the front: the write of
-    // element i ends before what is still unread.
+    // 16-bit elements are read into the upper half of `out` and widened from the front: the write
+    // of element i ends before what is still unread.
     char* raw = (char*)out + (4 - bytes) * count;
     if (!read_at(fd, raw, count * bytes, offset)) return false;
     for (size_t i = 0; i < count && bytes == 2; i++) {
@@ -262,7 +262,7 @@ bool safetensors_read(const SafeTensors* file, const SafeTensor* tensor, uint64_
                      errno ? strerror(errno) : "file shrank");
 }
 
-// ---- writing -------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 static void PRINTF_LIKE(2, 3) append(SafeTensorsHeader* header, const char* fmt, ...) {
     char piece[MAX_NAME + 200];

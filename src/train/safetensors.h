@@ -1,10 +1,10 @@
 // train/safetensors.h - the safetensors format: a strict reader by range and a header writer.
 //
-// A file is 8 bytes of header length (little-endian), a JSON header of that length, then the tensors'
-// bytes. The reader believes nothing: header size, names, dtypes, shapes and offsets are checked with
-// overflow in mind, and the tensors must tile the data without overlap, gap or duplicate before the
-// first element is read. Tensor data is read in ranges, never whole. Files are little-endian, and so
-// is every machine this program runs on.
+// A file is 8 bytes of header length (little-endian), a JSON header of that length, then the
+// tensors' bytes. The reader believes nothing: header size, names, dtypes, shapes and offsets are
+// checked with overflow in mind, and the tensors must tile the data without overlap, gap or
+// duplicate before the first element is read. Tensor data is read in ranges, never whole. Files are
+// little-endian, and so is every machine this program runs on.
 //
 // Source: github.com/huggingface/safetensors, "Format" in its README.
 #ifndef TRAIN_SAFETENSORS_H
@@ -58,11 +58,11 @@ const SafeTensor* safetensors_find(const SafeTensors* file, const char* name);
 bool safetensors_read(const SafeTensors* file, const SafeTensor* tensor, uint64_t first,
                       size_t count, float* out, Error* error);
 
-// `count` elements of `dtype` at a byte offset of a file as fp32; errno tells why not, 0: the file ends.
-// Shared with readers of other formats.
+// `count` elements of `dtype` at a byte offset of a file as fp32; errno tells why not, 0: the file
+// ends. Shared with readers of other formats.
 bool read_floats_at(int fd, uint64_t offset, DType dtype, size_t count, float* out);
 
-// ---- writing -------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 // Text that grows. The header of a file of F32 tensors is written by begin, one add per tensor in
 // the order of their bytes, end; `text` then holds the first `length` bytes of the file, header

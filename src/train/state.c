@@ -22,7 +22,7 @@ static const char* const file_names[NUM_CHECKPOINT_FILES] = {
 
 const char* checkpoint_file_name(int file) { return file_names[file]; }
 
-// ---- writing state.json --------------------------------------------------------------------------
+// ---- writing state.json -------------------------------------------------------------------------
 
 static void add_outlier_values(cJSON* object, const char* key, const OutlierValues* outlier) {
     cJSON* array = cJSON_AddArrayToObject(object, key);
@@ -112,7 +112,7 @@ uint64_t state_hash(const CheckpointState* state) {
     return hash;
 }
 
-// ---- reading state.json --------------------------------------------------------------------------
+// ---- reading state.json -------------------------------------------------------------------------
 
 static void get_outlier_values(OutlierValues* out, const cJSON* object, const char* key,
                                JsonContext c) {
@@ -238,7 +238,7 @@ void state_free(CheckpointState* state) {
     state->num_data_files = 0;
 }
 
-// ---- resuming ------------------------------------------------------------------------------------
+// ---- resuming -----------------------------------------------------------------------------------
 
 // True if the stored value is to be used; a line for a given one that differs.
 static bool use_stored(const Options* options, const char* name, double given, double stored) {
@@ -279,7 +279,7 @@ void state_fill_options(const CheckpointState* s, Options* o) {
     }
 }
 
-// Micro-batches and numbers of ranks that divide `sequences`, as text: " -b 1 2 4" and " ranks 1 3".
+// The first n for which n * other divides `sequences`, as text: "1, 2, 4", or "none".
 static void list_divisors(char* text, size_t size, long sequences, long other) {
     size_t used = 0;
     text[0] = '\0';
@@ -357,7 +357,7 @@ bool state_check_data(const CheckpointState* stored, const DataFile* files, int 
     return true;
 }
 
-// ---- config.json ---------------------------------------------------------------------------------
+// ---- config.json --------------------------------------------------------------------------------
 
 char* config_to_json(const GPT2Config* config) {
     char* text = NULL;

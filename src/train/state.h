@@ -1,4 +1,4 @@
-// train/state.h - state.json and config.json: what a run must know to go on, and what it is a run of.
+// train/state.h - state.json and config.json: what a run must know to go on, and of what model.
 //
 // Everything a resumed run needs beside weights and moments, and nothing about ranks, stages,
 // backends, hosts or time: the same run writes the same bytes wherever it runs. Readers are strict:
@@ -82,8 +82,8 @@ void state_free(CheckpointState* state);
 void state_fill_options(const CheckpointState* stored, Options* options);
 
 // Can a run of this model with these options go on from `stored`? Else the reason, code 2: another
-// model, T or total batch, or one that these ranks cannot cut into micro-batches, with what they can.
-// After state_fill_options and before options_resolve.
+// model, T or total batch, or one that these ranks cannot cut into micro-batches, with what they
+// can. After state_fill_options and before options_resolve.
 bool state_check_resume(const CheckpointState* stored, const GPT2Config* model,
                         const Options* options, int world_size, Error* error);
 
@@ -94,7 +94,7 @@ bool state_check_data(const CheckpointState* stored, const DataFile* files, int 
 // Of everything in it: ranks of one run have the same.
 uint64_t state_hash(const CheckpointState* state);
 
-// ---- config.json ---------------------------------------------------------------------------------
+// ---- config.json --------------------------------------------------------------------------------
 
 // Texts to be freed with free().
 char* config_to_json(const GPT2Config* config);
