@@ -404,9 +404,13 @@ def test_killed_run_leaves_the_old_set(folder):
     process = start("text", folder / "b.txt", *common)
     wait_for((folder / "set" / ".set.tmp" / "set_train_000001.bin").exists)
     process.kill()
-    process.communicate()
-    expect_equal(process.returncode, -signal.SIGKILL)
-    wait_for(lambda: not group_exists(process.pid))  # the workers go too
+    try:
+        expect_equal(process.wait(), -signal.SIGKILL)
+        wait_for(lambda: not group_exists(process.pid))  # the workers go too
+    finally:
+        process.stderr.close()
+        if group_exists(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
     expect_equal({path.name: path.read_bytes() for path in (folder / "set").glob("[!.]*")}, before)
     expect_works(script("text", folder / "a.txt", *common))
     expect_equal({path.name: path.read_bytes() for path in (folder / "set").iterdir()}, before)

@@ -147,10 +147,14 @@ def test_signals_save_and_stop(folder):
         process = subprocess.Popen(
             [RECIPES[0], "-o", place / "out"], env=environment, start_new_session=True
         )
-        wait_for(lambda place=place: (place / "calls").exists() and len(calls(place)) == 3)
-        time.sleep(0.3)  # until its trap is set
-        process.send_signal(getattr(signal, name))
-        expect_equal((name, process.wait(20), (place / "saved").exists()), (name, 75, True))
+        try:
+            wait_for(lambda place=place: (place / "calls").exists() and len(calls(place)) == 3)
+            time.sleep(0.3)  # until its trap is set
+            process.send_signal(getattr(signal, name))
+            expect_equal((name, process.wait(20), (place / "saved").exists()), (name, 75, True))
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @case()
