@@ -659,6 +659,13 @@ def bad_data(folder):
 
 @case(trainer, mpirun)
 def numbers_that_are_not_finite(folder):
+    if "fp16" in run("--version").out:
+        overflow = works(train(folder, "-x", 3, ZERO_FAULT="nan:step=2"))  # skipped, scale halved
+        assert any("step 2" in line for line in overflow.ours()), overflow.err
+        steps = events(folder, "step")
+        expect_equal([e.get("skipped") for e in steps], [None, "overflow", None])
+        expect_equal(steps[2]["loss_scale"], steps[1]["loss_scale"] / 2)
+        return
     fault = {"ZERO_FAULT": "nan:rank=1:step=3:tensor=h.1.mlp.c_fc.weight"}
     stop = train(folder / "stop", "-x", 5, "-n", 2, ranks=2, **fault)
     expect_equal(stop.rc, 3)

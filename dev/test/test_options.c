@@ -88,6 +88,7 @@ static void test_forms(void) {
 static void test_refusals(void) {
     refuses("-b", "-b needs a value");
     refuses("-b 0", "-b 0|1 to");
+    refuses("-v 9999999999", "-v 9999999999|0 to 2147483647");
     refuses("-b x", "-b x|whole number");
     refuses("-b 1e3", "-b 1e3|whole number");
     refuses("-d 99999999999999999999", "-d|whole number");

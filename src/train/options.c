@@ -253,7 +253,7 @@ static bool parse_seed(const char* text, uint64_t* value) {
 static bool in_range(const Option* option, const char* as, double value, const char* text,
                      Error* error) {
     if (value >= option->min && value <= option->max) return true;
-    if (option->max >= COUNT_MAX)
+    if (value < option->min && option->max >= COUNT_MAX)
         return error_set(error, EXIT_USAGE, "%s %s is out of range, expected %.15g or more", as,
                          text, option->min);
     return error_set(error, EXIT_USAGE, "%s %s is out of range, expected %.15g to %.15g", as, text,
