@@ -24,7 +24,7 @@ typedef struct {
     bool accumulate; // fp32 only
 } Product;
 
-enum { PRODUCT_SCRATCH_BYTES = 4 << 20 }; // of one thread
+enum { PRODUCT_SCRATCH_BYTES = 2 << 20 }; // of one thread
 
 void product_init(void); // for omp_get_max_threads() threads
 void product_free(void);

@@ -1,118 +1,23 @@
 // backend/cpu/matmul_dnnl.c - one product in one thread, by oneDNN (2.x and 3.x).
 //
 // Each thread keeps a table of primitives by shape, created for one thread on first use: creation
-// generates code (about 0.3 ms), a later call costs a look-up. All dnnl calls that differ between major
-// versions stand between the first two rules.
-#include <oneapi/dnnl/dnnl.h>
+// generates code (about 0.3 ms), a later call costs a look-up.
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "backend/cpu/matmul.h"
-
-#define DNNLCHECK(call)                                                                            \
-    do {                                                                                           \
-        dnnl_status_t status_ = (call);                                                            \
-        CHECK(status_ == dnnl_success, "%s: oneDNN status %d", #call, (int)status_);               \
-    } while (0)
-
-// Everything a primitive is made for; compared as bytes, so created with memset.
-typedef struct {
-    int M, N, K;
-    DType in_dtype, out_dtype;
-    int has_bias, accumulate;
-    size_t a_row, a_col, b_row, b_col, out_ld;
-} Key;
-
-// ---- oneDNN 2.x and 3.x ----------------------------------------------------------------------------
-
-static dnnl_data_type_t dnnl_type(DType dtype) {
-    return dtype == DTYPE_FP32 ? dnnl_f32 : dtype == DTYPE_BF16 ? dnnl_bf16 : dnnl_f16;
-}
-
-#if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t Layout;
-typedef const_dnnl_memory_desc_t LayoutArg;
-static LayoutArg layout_arg(const Layout* layout) { return *layout; }
-static void layout_init(Layout* layout, DType dtype, int rows, int cols, size_t row, size_t col) {
-    DNNLCHECK(
-        dnnl_memory_desc_create_with_strides(layout, 2, (dnnl_dims_t){rows, cols}, dnnl_type(dtype),
-                                             (dnnl_dims_t){(dnnl_dim_t)row, (dnnl_dim_t)col}));
-}
-static void layout_free(Layout* layout) { dnnl_memory_desc_destroy(*layout); }
-#else
-typedef dnnl_memory_desc_t Layout;
-typedef const dnnl_memory_desc_t* LayoutArg;
-static LayoutArg layout_arg(const Layout* layout) { return layout; }
-static void layout_init(Layout* layout, DType dtype, int rows, int cols, size_t row, size_t col) {
-    DNNLCHECK(dnnl_memory_desc_init_by_strides(layout, 2, (dnnl_dims_t){rows, cols},
-                                               dnnl_type(dtype),
-                                               (dnnl_dims_t){(dnnl_dim_t)row, (dnnl_dim_t)col}));
-}
-static void layout_free(Layout* layout) { (void)layout; }
-#endif
-
-typedef struct {
-    Layout a, b, bias, out;
-} Layouts;
-
-static void layouts_init(Layouts* layouts, const Key* key) {
-    layout_init(&layouts->a, key->in_dtype, key->M, key->K, key->a_row, key->a_col);
-    layout_init(&layouts->b, key->in_dtype, key->K, key->N, key->b_row, key->b_col);
-    layout_init(&layouts->bias, key->in_dtype, 1, key->N, (size_t)key->N, 1);
-    layout_init(&layouts->out, key->out_dtype, key->M, key->N, key->out_ld, 1);
-}
-
-static void layouts_free(Layouts* layouts) {
-    layout_free(&layouts->a);
-    layout_free(&layouts->b);
-    layout_free(&layouts->bias);
-    layout_free(&layouts->out);
-}
-
-static dnnl_status_t create_description(dnnl_primitive_desc_t* description, dnnl_engine_t engine,
-                                        const Layouts* layouts, const Key* key) {
-    dnnl_post_ops_t post_ops;
-    dnnl_primitive_attr_t attributes;
-    DNNLCHECK(dnnl_post_ops_create(&post_ops));
-    DNNLCHECK(dnnl_primitive_attr_create(&attributes));
-    DNNLCHECK(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
-    LayoutArg bias = key->has_bias ? layout_arg(&layouts->bias) : NULL;
-#if DNNL_VERSION_MAJOR >= 3
-    if (key->accumulate) {
-        DNNLCHECK(dnnl_post_ops_append_sum(post_ops, 1.0f, 0, dnnl_data_type_undef));
-    }
-    DNNLCHECK(dnnl_primitive_attr_set_post_ops(attributes, post_ops));
-    dnnl_status_t status = dnnl_matmul_primitive_desc_create(
-        description, engine, layout_arg(&layouts->a), layout_arg(&layouts->b), bias,
-        layout_arg(&layouts->out), attributes);
-#else
-    if (key->accumulate) DNNLCHECK(dnnl_post_ops_append_sum(post_ops, 1.0f));
-    DNNLCHECK(dnnl_primitive_attr_set_post_ops(attributes, post_ops));
-    dnnl_matmul_desc_t matmul;
-    dnnl_status_t status = dnnl_matmul_desc_init(
-        &matmul, layout_arg(&layouts->a), layout_arg(&layouts->b), bias, layout_arg(&layouts->out));
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(description, &matmul, attributes, engine, NULL);
-    }
-#endif
-    DNNLCHECK(dnnl_primitive_attr_destroy(attributes));
-    DNNLCHECK(dnnl_post_ops_destroy(post_ops));
-    return status;
-}
-
-static LayoutArg scratchpad_layout(const_dnnl_primitive_desc_t description) {
-    return dnnl_primitive_desc_query_md(description, dnnl_query_scratchpad_md, 0);
-}
+#include "backend/cpu/onednn.h"
 
 // ---- primitives by shape ---------------------------------------------------------------------------
 
 enum { ARG_A, ARG_B, ARG_BIAS, ARG_OUT, ARG_SCRATCH, NUM_ARGS };
 
 typedef struct {
-    Key key; // M = 0: free
+    ProductKey key; // M = 0: free
     dnnl_primitive_t primitive;
     dnnl_memory_t memories[NUM_ARGS]; // handles are set at each call
+    bool fits;                        // its scratch fits into PRODUCT_SCRATCH_BYTES
 } Entry;
 
 enum { TABLE_ENTRIES = 512, PROBES = 8 };
@@ -144,37 +49,41 @@ static void create_memory(dnnl_memory_t* memory, LayoutArg layout) {
 }
 
 // The library plans for as many threads as the caller's next parallel region would have: one.
-static void entry_create(Entry* entry, const Key* key) {
+static void entry_create(Entry* entry, const ProductKey* key) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1); // of this thread only, when inside a parallel region
     Layouts layouts;
     dnnl_primitive_desc_t description;
     layouts_init(&layouts, key);
-    DNNLCHECK(create_description(&description, onednn.engine, &layouts, key));
+    DNNLCHECK(
+        create_description(&description, onednn.engine, &layouts, key, dnnl_scratchpad_mode_user));
+    entry->fits =
+        dnnl_memory_desc_get_size(scratchpad_layout(description)) <= PRODUCT_SCRATCH_BYTES;
+    if (!entry->fits) { // no case known; the library then allocates it itself
+        DNNLCHECK(dnnl_primitive_desc_destroy(description));
+        DNNLCHECK(create_description(&description, onednn.engine, &layouts, key,
+                                     dnnl_scratchpad_mode_library));
+    }
     DNNLCHECK(dnnl_primitive_create(&entry->primitive, description));
-    LayoutArg scratchpad = scratchpad_layout(description);
-    const size_t bytes = dnnl_memory_desc_get_size(scratchpad);
-    CHECK(bytes <= PRODUCT_SCRATCH_BYTES, "oneDNN wants %zu bytes of scratch for %d x %d x %d",
-          bytes, key->M, key->N, key->K);
     create_memory(&entry->memories[ARG_A], layout_arg(&layouts.a));
     create_memory(&entry->memories[ARG_B], layout_arg(&layouts.b));
     create_memory(&entry->memories[ARG_BIAS], layout_arg(&layouts.bias));
     create_memory(&entry->memories[ARG_OUT], layout_arg(&layouts.out));
-    create_memory(&entry->memories[ARG_SCRATCH], scratchpad);
+    create_memory(&entry->memories[ARG_SCRATCH], scratchpad_layout(description));
     DNNLCHECK(dnnl_primitive_desc_destroy(description));
     layouts_free(&layouts);
     entry->key = *key;
     omp_set_num_threads(threads);
 }
 
-static uint64_t key_hash(const Key* key) {
+static uint64_t key_hash(const ProductKey* key) {
     const unsigned char* bytes = (const unsigned char*)key;
     uint64_t hash = 14695981039346656037ull; // FNV-1a
     for (size_t i = 0; i < sizeof *key; i++) hash = (hash ^ bytes[i]) * 1099511628211ull;
     return hash ^ (hash >> 32);
 }
 
-static Entry* find_or_create(Table* table, const Key* key) {
+static Entry* find_or_create(Table* table, const ProductKey* key) {
     const uint64_t start = key_hash(key);
     for (uint64_t probe = 0; probe < PROBES; probe++) {
         Entry* entry = &table->entries[(start + probe) % TABLE_ENTRIES];
@@ -194,20 +103,21 @@ static Entry* find_or_create(Table* table, const Key* key) {
 // ---- the product -----------------------------------------------------------------------------------
 
 static bool can_multiply(DType dtype) {
-    const Key key = {.M = 64,
-                     .N = 64,
-                     .K = 64,
-                     .in_dtype = dtype,
-                     .out_dtype = DTYPE_FP32,
-                     .a_row = 64,
-                     .a_col = 1,
-                     .b_row = 64,
-                     .b_col = 1,
-                     .out_ld = 64};
+    const ProductKey key = {.M = 64,
+                            .N = 64,
+                            .K = 64,
+                            .in_dtype = dtype,
+                            .out_dtype = DTYPE_FP32,
+                            .a_row = 64,
+                            .a_col = 1,
+                            .b_row = 64,
+                            .b_col = 1,
+                            .out_ld = 64};
     Layouts layouts;
     dnnl_primitive_desc_t description;
     layouts_init(&layouts, &key);
-    const dnnl_status_t status = create_description(&description, onednn.engine, &layouts, &key);
+    const dnnl_status_t status =
+        create_description(&description, onednn.engine, &layouts, &key, dnnl_scratchpad_mode_user);
     layouts_free(&layouts);
     if (status != dnnl_success) return false;
     // Where the processor lacks the type, the library may emulate it, slower than fp32: only kernels made
@@ -258,7 +168,7 @@ const char* product_description(void) {
 bool product_takes_floatX(void) { return onednn.takes_floatX; }
 
 void product_run(const Product* product, void* scratch) {
-    Key key;
+    ProductKey key;
     memset(&key, 0, sizeof key);
     key.M = product->M;
     key.N = product->N;
@@ -283,7 +193,7 @@ void product_run(const Product* product, void* scratch) {
     dnnl_exec_arg_t args[NUM_ARGS];
     int num_args = 0;
     for (int i = 0; i < NUM_ARGS; i++) {
-        if (i == ARG_BIAS && !key.has_bias) continue;
+        if ((i == ARG_BIAS && !key.has_bias) || (i == ARG_SCRATCH && !entry->fits)) continue;
         DNNLCHECK(dnnl_memory_set_data_handle(entry->memories[i], handles[i]));
         args[num_args++] = (dnnl_exec_arg_t){names[i], entry->memories[i]};
     }
