@@ -52,6 +52,7 @@ PRECISION_DEFINE := PRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 
 # ---- flags ----------------------------------------------------------------------------------------
 
+, := ,
 WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes
 # No fast-math: it removes isfinite. No contraction: shards must round like the whole array.
 OPTIMISE := $(if $(filter 1,$(DEBUG)),-O1,$(if $(filter-out 0,$(SAN)),-O1,-O3)) -g -march=$(MARCH) \
@@ -64,7 +65,6 @@ DEFINES  := -D_GNU_SOURCE -D$(PRECISION_DEFINE) $(if $(filter 1,$(HOSTILE)),-DHO
             $(if $(filter 1,$(DEBUG)),-DDEBUG)
 INCLUDES := -Isrc -I.
 
-, := ,
 CFLAGS_ALL = -std=c11 $(OPTIMISE) $(OPENMP) $(SANITIZE) $(WARNINGS) $(if $(filter 1,$(WERROR)),-Werror) \
              $(DEFINES) $(INCLUDES) $(CFLAGS)
 OPENMP    := -fopenmp

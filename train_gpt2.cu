@@ -197,11 +197,14 @@ static void open_data(Run* run) {
     const char* hellaswag = o->hellaswag ? hellaswag_find() : NULL;
     if (o->hellaswag && !hellaswag)
         warn("no hellaswag_val.bin in data/hellaswag/ or dev/data/hellaswag/: HellaSwag is off");
-    bool needs_train = !wants_prompt(o) && !o->plan && !(o->max_steps == 0 && hellaswag);
-    if (needs_train || (!wants_prompt(o) && dataloader_exists(o->train_data)))
+    // -x 0 with HellaSwag, prompts and plans need no data.
+    bool reads = !wants_prompt(o) && !o->plan, needs = reads && !(o->max_steps == 0 && hellaswag);
+    if (needs || (reads && dataloader_exists(o->train_data)))
         open_shards(run, &run->train, "-i", o->train_data, DEFAULT_TRAIN_DATA, samples_per_step,
                     &run->has_train, &error);
-    if (error.code == 0 && o->val_data && o->val_every > 0 && !wants_prompt(o))
+    bool wants_val = reads && o->val_data && o->val_every > 0;
+    bool needs_val = wants_val && (needs || option_given(o, "--val-data"));
+    if (error.code == 0 && (needs_val || (wants_val && dataloader_exists(o->val_data))))
         open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
     comm_agree(run->comm, &error);
 
@@ -561,13 +564,13 @@ static Outcome train(Run* run) {
         bool stops = !is_last && (step == o->stop_at || run->signal != 0);
         if (writes && (is_last || stops || is_due(o->save_every, step, false)))
             saved = save(run, is_last || stops);
+        if (run->has_val && is_due(o->val_every, step, is_last)) validate(run);
+        if (is_due(o->sample_every, step, is_last)) sample(run);
+        if (run->has_hellaswag && is_due(o->val_every, step, is_last)) answer_hellaswag(run);
         if (stops) {
             end = outcome(run->signal ? "signal" : "stopped", EXIT_FINISHED);
             break;
         }
-        if (run->has_val && is_due(o->val_every, step, is_last)) validate(run);
-        if (is_due(o->sample_every, step, is_last)) sample(run);
-        if (run->has_hellaswag && is_due(o->val_every, step, is_last)) answer_hellaswag(run);
     }
     loop_free(&loop, o);
     if (!saved && end.exit_code == EXIT_FINISHED) end.exit_code = EXIT_FILE_IO;
@@ -692,8 +695,12 @@ int main(int argc, char** argv) {
         if (run.max_steps == 0 && run.has_hellaswag) answer_hellaswag(&run);
         end = train(&run);
 
-        EndInfo info = {run.state.step, end.reason, zero_params_hash(run.zero),
-                        run.ledger.allocated_bytes, now_seconds() - run.start_seconds};
+        EndInfo info = {run.state.step,
+                        end.reason,
+                        zero_params_hash(run.zero),
+                        run.ledger.allocated_bytes,
+                        now_seconds() - run.start_seconds,
+                        run.comm};
         Error error = no_error;
         bool is_done = strcmp(end.reason, "finished") == 0 && run.max_steps > 0;
         if (is_done && end.exit_code == EXIT_FINISHED && o->output_dir && o->save_every >= 0)

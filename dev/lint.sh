@@ -2,6 +2,7 @@
 # What the compiler does not check: who may include whom, how long files are, that headers stand alone,
 # where CUDA and MPI may appear. Prints a line per rule and "N passed, N failed, N skipped" last.
 set -uo pipefail
+shopt -s lastpipe # `... | rule` counts in this shell
 cd "$(dirname "$0")/.."
 
 passed=0 failed=0 skipped=0
@@ -63,9 +64,9 @@ grep -nE '^ *#(if|ifdef|ifndef|elif|else)' train_gpt2.cu test_gpt2.cu |
 
 mapfile -t headers < <(printf '%s\n' "${product[@]}" | grep '\.h$')
 for header in "${headers[@]}"; do
-    ${CC:-gcc} -std=c11 -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Werror -Wno-pragma-once-outside-header \
+    ${CC:-gcc} -std=c11 -D_GNU_SOURCE -DPRECISION_BF16 -fopenmp -Wall -Werror \
         -Isrc -I. -fsyntax-only -x c "$header" 2>&1 | head -3
-    ${CXX:-g++} -std=c++17 -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Werror -Isrc -I. -fsyntax-only \
+    ${CXX:-g++} -std=c++17 -D_GNU_SOURCE -DPRECISION_BF16 -fopenmp -Wall -Werror -Isrc -I. -fsyntax-only \
         -x c++ "$header" 2>&1 | head -3
 done | rule "every header compiles alone, as C11 and as C++17"
 

@@ -82,6 +82,9 @@ unit() {
 job quick lint 120 dev/lint.sh
 build quick PRECISION=fp32 && unit cpu-fp32 quick
 build quick PRECISION=bf16 && unit cpu-bf16 quick
+export TRAINER=$PWD/build/cpu-fp32/train_gpt2
+job quick "contract" 200 dev/test/test_contract.py
+job quick "resume" 300 dev/test/test_resume.py
 
 echo "tests took $((SECONDS - begin)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
