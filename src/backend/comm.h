@@ -52,8 +52,13 @@ struct Comm {
     double wait_seconds;              // host time inside collectives, since last taken
     size_t elements_sent, bytes_sent; // by collectives on device memory
     CommStats stats[NUM_COMM_OPS];
+    int timeout_seconds; // of the watchdog; 0: none
     double link_bytes_s; // 0, or collectives take at least bytes sent / this
     CommTable* table;    // what the ranks of this host are doing (comm/table.h)
+
+    // Inside a collective, after comm_enter: returns when all ranks are in the same one, or ends the run
+    // with a line that names the rank which is not.
+    void (*meet)(Comm*);
 
     // Takes a line of the plan (device_alloc's rules hold). Collective for EXPOSED and ONE_COPY.
     void* (*alloc)(Comm*, Ledger*, const char* line, CommMemory);

@@ -69,6 +69,10 @@ double event_elapsed_ms(event_t begin, event_t end); // both done; host clock on
 void event_destroy(event_t event);
 void device_synchronize(void); // polls; for the end of a step and shutdown
 
+// `poll` is called now and then while the host waits for the device, to see whether what it waits for
+// can still come; NULL: nothing. Never called on the CPU.
+void device_on_wait(void (*poll)(void));
+
 double now_seconds(void); // monotonic host clock
 
 #ifdef __cplusplus

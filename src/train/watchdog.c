@@ -96,7 +96,7 @@ static void* watch(void* unused) {
 void watchdog_start(Comm* comm, int timeout_seconds) {
     if (comm->world_size == 1) return; // nobody to wait for
     watchdog.comm = comm;
-    watchdog.timeout_seconds = timeout_seconds;
+    watchdog.timeout_seconds = comm->timeout_seconds = timeout_seconds;
     watchdog.stops = false;
     watchdog_activity("");
     CHECK(pthread_create(&watchdog.thread, NULL, watch, NULL) == 0, "no thread for the watchdog");

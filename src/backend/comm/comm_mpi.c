@@ -178,8 +178,8 @@ static void forget_pages(const void* ptr, size_t bytes) {
 // ---- meeting -------------------------------------------------------------------------------------
 
 // All ranks are in this collective and in the same one, else the run ends with a line.
-static void meet(MpiComm* m) {
-    Comm* comm = &m->base;
+static void mpi_meet(Comm* comm) {
+    MpiComm* m = mpi(comm);
     if (m->has_shared_table) table_rendezvous(comm);
     m->rendezvous_at = comm->seq;
     if (m->has_shared_table && comm->local_size == comm->world_size) return;
@@ -195,7 +195,7 @@ static void mpi_expose(Comm* comm) { mpi(comm)->exposed_at = comm->seq; }
 
 static void mpi_barrier(Comm* comm) {
     if (!comm_enter(comm, COMM_BARRIER, COMM_NO_UNIT, 0)) return;
-    meet(mpi(comm));
+    mpi_meet(comm);
     comm_leave(comm, COMM_BARRIER, 0, 0);
 }
 
@@ -306,7 +306,7 @@ static void mpi_all_gather(Comm* comm, void* full, const void* shard, size_t sha
     const size_t size = dtype_bytes(dtype), shard_bytes = shard_elems * size;
     const Window* window = find_window(m, shard);
     // What has not been written since all ranks last met can be read without meeting again.
-    if (!window || m->rendezvous_at <= m->exposed_at) meet(m);
+    if (!window || m->rendezvous_at <= m->exposed_at) mpi_meet(comm);
     char* own = (char*)full + (size_t)comm->rank * shard_bytes;
     if (own != shard) device_copy(own, shard, shard_bytes, STREAM_COMM);
     if (!window) {
@@ -322,7 +322,7 @@ static void mpi_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accu
     (void)exact; // rank order costs nothing here
     MpiComm* m = mpi(comm);
     if (!comm_enter(comm, COMM_REDUCE_SCATTER, unit, shard_elems)) return;
-    meet(m);
+    mpi_meet(comm);
     const int N = comm->world_size;
     const size_t size = dtype_bytes(dtype);
     const Window* window = find_window(m, full);
@@ -350,7 +350,7 @@ static void mpi_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accu
 static void mpi_host_all_gather(Comm* comm, void* all, const void* mine, size_t bytes) {
     CHECK(bytes <= MAX_COUNT, "a message of %zu bytes", bytes);
     if (!comm_enter(comm, COMM_MESSAGE, COMM_NO_UNIT, bytes)) return;
-    meet(mpi(comm));
+    mpi_meet(comm);
     MPICHECK(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD));
     comm_leave(comm, COMM_MESSAGE, 0, 0);
 }
@@ -358,7 +358,7 @@ static void mpi_host_all_gather(Comm* comm, void* all, const void* mine, size_t 
 static void mpi_host_broadcast(Comm* comm, void* buffer, size_t bytes, int root) {
     CHECK(bytes <= MAX_COUNT, "a message of %zu bytes", bytes);
     if (!comm_enter(comm, COMM_MESSAGE, COMM_NO_UNIT, bytes)) return;
-    meet(mpi(comm));
+    mpi_meet(comm);
     MPICHECK(MPI_Bcast(buffer, (int)bytes, MPI_BYTE, root, MPI_COMM_WORLD));
     comm_leave(comm, COMM_MESSAGE, 0, 0);
 }

@@ -13,6 +13,8 @@ static void* self_alloc(Comm* comm, Ledger* ledger, const char* line, CommMemory
 
 static void self_free_memory(Comm* comm) { (void)comm; }
 
+static void self_meet(Comm* comm) { (void)comm; }
+
 static void self_expose(Comm* comm) { (void)comm; }
 
 static void self_settle(Comm* comm, long seq) {
@@ -83,6 +85,7 @@ Comm* comm_self_create(void) {
                    .world_size = 1,
                    .local_size = 1,
                    .table = table_create_private(),
+                   .meet = self_meet,
                    .alloc = self_alloc,
                    .free_memory = self_free_memory,
                    .expose = self_expose,

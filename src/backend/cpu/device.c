@@ -212,6 +212,7 @@ double event_elapsed_ms(event_t begin, event_t end) {
 }
 void event_destroy(event_t event) { free(event); }
 void device_synchronize(void) {}
+void device_on_wait(void (*poll)(void)) { (void)poll; }
 
 double now_seconds(void) {
     struct timespec time;
