@@ -1,8 +1,8 @@
 // test_gpt2.cu - the whole model against an independent implementation.
 //
 // Golden values (dev/golden/make_golden.py): logits, of prefixes and of the key-value cache too,
-// loss, every gradient, ten AdamW steps with clipping active. Then what needs no reference: recompute
-// levels and ZeRO stages give the same bits, and one batch can be learnt by heart.
+// loss, every gradient, ten AdamW steps with clipping active. Then what needs no reference:
+// recompute levels and ZeRO stages give the same bits, and one batch can be learnt by heart.
 //
 //   ./test_gpt2                        one rank
 //   mpirun -np 2 ./test_gpt2           the golden batch over two ranks; any number of ranks works

@@ -357,9 +357,11 @@ static void test_matmul_chunks(int mode) {
 }
 
 static void test_matmuls(void) {
-    static const int shapes[][3] = {{1, 1, 1},     {1, 5, 7},      {7, 20, 33},     {63, 48, 144},
-                                    {64, 64, 256}, {65, 80, 17},   {130, 129, 257}, {1, 192, 577},
-                                    {33, 320, 64}, {1025, 33, 20}, {2100, 16, 24},  {1100, 64, 65}};
+    // The last ones are wider or longer than a tile of the output, or a chunk of the sum.
+    static const int shapes[][3] = {{1, 1, 1},      {1, 5, 7},     {7, 20, 33},     {63, 48, 144},
+                                    {64, 64, 256},  {65, 80, 17},  {130, 129, 257}, {1, 192, 577},
+                                    {33, 320, 64},  {3, 600, 400}, {5, 1100, 65},   {1025, 33, 20},
+                                    {2100, 16, 24}, {1100, 64, 65}};
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int i = 0; i < 8; i++) {
             int N = shapes[s][0], C = shapes[s][1], OC = shapes[s][2], stride = (int)s + i;
