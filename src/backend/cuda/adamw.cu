@@ -13,8 +13,8 @@ constexpr int GROUP = 8; // elements of a thread: 16 bytes of 16-bit types, twic
 
 // Work: a thread the 8 elements of one aligned group, all segments in one launch (blockIdx.y); a
 // group at the ragged end of a segment goes element by element.
-// Bytes an element: reads 12 + grad, writes 12 + weights (28 with fp32 gradients and 16-bit weights).
-// FLOPs: about 16 an element. Bound: device memory bandwidth.
+// Bytes an element: reads 12 + grad, writes 12 + weights (28 with fp32 gradients and 16-bit
+// weights). FLOPs: about 16 an element. Bound: device memory bandwidth.
 template <class G, bool ALIGNED>
 __global__ void adamw_kernel(Native* weights, float* master, float* m, float* v, const G* grad,
                              const __grid_constant__ SegmentTable table, AdamW p) {

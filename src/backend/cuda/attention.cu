@@ -1,10 +1,11 @@
 // backend/cuda/attention.cu - causal self-attention: choice of the path, and the plain path.
 //
 // 16-bit types with head sizes 64, 80, 96 and 128 go through tensor cores (attention_forward.cu,
-// attention_backward.cu). What is here serves fp32, every other head size and the key-value cache: one
-// thread works on one query (or one key), its vectors in shared memory, element d of thread t at
-// [d][t], and all threads of a warp read the same row of the other side at the same time. Nothing is
-// exchanged between threads, so bits depend on neither the number of rows nor the block's size.
+// attention_backward.cu). What is here serves fp32, every other head size and the key-value cache:
+// one thread works on one query (or one key), its vectors in shared memory, element d of thread t
+// at [d][t], and all threads of a warp read the same row of the other side at the same time.
+// Nothing is exchanged between threads, so bits depend on neither the number of rows nor the
+// block's size.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Milakov and Gimelshein 2018, arXiv:1805.02867.
 #include "backend/cuda/attention.cuh"
@@ -82,13 +83,13 @@ __device__ inline void add_scaled(Lane to, float factor, const Native* b, int HS
 
 } // namespace
 
-// ---- forward, plain ------------------------------------------------------------------------------
+// ---- forward, plain -----------------------------------------------------------------------------
 
 // Work: `parts` neighbouring threads a query, each with every parts-th key (1 in training; 32 where
 // queries are few); their maxima, sums and outputs are merged in order. blockIdx.x counts groups of
 // queries, blockIdx.y batch and head. Query t attends to keys 0 .. first_pos + t.
-// Bytes: 4 B T C floatX, K and V again for every group of queries (L2). FLOPs: 2 B T^2 C (causal half
-// of 4). Bound: shared memory (three accesses for two multiply-adds).
+// Bytes: 4 B T C floatX, K and V again for every group of queries (L2). FLOPs: 2 B T^2 C (causal
+// half of 4). Bound: shared memory (three accesses for two multiply-adds).
 //   out, q (B*T, C)   k, v (B*T or maxT, C)   lse (B, NH, T) or NULL
 template <bool ALIGNED>
 __global__ void attention_plain_forward_kernel(Matrix out, float* lse, Matrix q, Matrix k, Matrix v,
@@ -169,7 +170,7 @@ void attention_forward(Rows out, float* lse, Rows qkv, int B, int T, int C, int 
     plain_forward(out, lse, qkv, columns_from(qkv, C), columns_from(qkv, 2 * C), 0, B, T, C, NH, 1);
 }
 
-// ---- with the key-value cache --------------------------------------------------------------------
+// ---- with the key-value cache -------------------------------------------------------------------
 
 // Work: a thread an element. Bytes: 4 n C floatX. Bound: latency.
 //   k_cache, v_cache (maxT, C)   qkv (n, 3C)
@@ -190,11 +191,11 @@ void attention_cached(Rows out, Rows qkv, floatX* k_cache, floatX* v_cache, int 
     plain_forward(out, nullptr, qkv, k, v, first_pos, 1, n, C, NH, WARP);
 }
 
-// ---- backward, plain -----------------------------------------------------------------------------
+// ---- backward, plain ----------------------------------------------------------------------------
 
-// delta[b,h,t] = sum over the head's elements of dout * out: what the softmax's derivative subtracts.
-// Work: a warp a row and head. Bytes: 2 N C floatX + 4 N NH. FLOPs: 2 N C. Bound: device memory
-// bandwidth.
+// delta[b,h,t] = sum over the head's elements of dout * out: what the softmax's derivative
+// subtracts. Work: a warp a row and head. Bytes: 2 N C floatX + 4 N NH. FLOPs: 2 N C. Bound: device
+// memory bandwidth.
 //   delta (B, NH, T)   dout, out (B*T, C)
 template <bool ALIGNED>
 __global__ void attention_delta_kernel(float* delta, Matrix dout, Matrix out, int N, int T, int NH,
@@ -216,7 +217,8 @@ __global__ void attention_delta_kernel(float* delta, Matrix dout, Matrix out, in
 }
 
 // dq = scale * sum over keys of ds * k, with p = exp(scale q.k - lse), ds = p (dout.v - delta).
-// Work: a thread a query. Bytes: as the forward pass, and dout. FLOPs: 3 B T^2 C. Bound: shared memory.
+// Work: a thread a query. Bytes: as the forward pass, and dout. FLOPs: 3 B T^2 C. Bound: shared
+// memory.
 //   dqkv, qkv (B*T, 3C)   dout (B*T, C)   lse, delta (B, NH, T)
 template <bool ALIGNED>
 __global__ void attention_plain_dq_kernel(Matrix dqkv, Matrix dout, Matrix qkv, const float* lse,
@@ -232,7 +234,8 @@ __global__ void attention_plain_dq_kernel(Matrix dqkv, Matrix dout, Matrix qkv, 
     for (int d = 0; d < HS; d++) dq[d] = 0.0f;
 
     float scale = rsqrtf((float)HS);
-    float lse_t = LOG2E * lse[(size_t)blockIdx.y * T + t], delta_t = delta[(size_t)blockIdx.y * T + t];
+    float lse_t = LOG2E * lse[(size_t)blockIdx.y * T + t],
+          delta_t = delta[(size_t)blockIdx.y * T + t];
     for (int key = 0; key <= t; key++) {
         const Native* k = qkv.row(batch + key) + C + h * HS;
         float p = exp2f(LOG2E * scale * dot<ALIGNED>(q, k, HS) - lse_t);
@@ -293,9 +296,9 @@ void attention_backward(Rows dqkv, Rows dout, Rows qkv, Rows out, const float* l
     int threads = threads_that_fit(4, HS);
     dim3 grid((unsigned)ceil_div((size_t)T, threads), B * NH);
     size_t vector_bytes = (size_t)threads * HS * sizeof(float);
-    launch_shared(aligned ? attention_plain_dq_kernel<true> : attention_plain_dq_kernel<false>, grid,
-                  threads, 3 * vector_bytes, native(dqkv), native(dout), native(qkv), lse, delta, T,
-                  C, NH, HS);
+    launch_shared(aligned ? attention_plain_dq_kernel<true> : attention_plain_dq_kernel<false>,
+                  grid, threads, 3 * vector_bytes, native(dqkv), native(dout), native(qkv), lse,
+                  delta, T, C, NH, HS);
     launch_shared(aligned ? attention_plain_dkv_kernel<true> : attention_plain_dkv_kernel<false>,
                   grid, threads, 4 * vector_bytes, native(dqkv), native(dout), native(qkv), lse,
                   delta, T, C, NH, HS);

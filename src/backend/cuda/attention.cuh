@@ -1,5 +1,5 @@
-// backend/cuda/attention.cuh - attention on tensor cores: tiles in shared memory and the products of
-// a warp with them.
+// backend/cuda/attention.cuh - attention on tensor cores: tiles in shared memory and the products
+// of a warp with them.
 //
 // A tile holds neighbouring rows of one head, HS elements each, 8 elements (16 bytes) of padding
 // behind each row: the strides 144, 176, 208 and 272 bytes put the 8 rows of an ldmatrix on 8
@@ -15,6 +15,13 @@
 
 // False: the type, head size or alignment is not for tensor cores, and nothing was done.
 //   delta (B, NH, T): see attention_delta_kernel
+#ifdef PRECISION_FP32
+inline bool attention_flash_forward(Rows, float*, Rows, int, int, int, int) { return false; }
+inline bool attention_flash_backward(Rows, Rows, Rows, const float*, const float*, int, int, int,
+                                     int) {
+    return false;
+}
+#else
 bool attention_flash_forward(Rows out, float* lse, Rows qkv, int B, int T, int C, int NH);
 bool attention_flash_backward(Rows dqkv, Rows dout, Rows qkv, const float* lse, const float* delta,
                               int B, int T, int C, int NH);
@@ -22,19 +29,20 @@ bool attention_flash_backward(Rows dqkv, Rows dout, Rows qkv, const float* lse, 
 namespace flash {
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
-constexpr int WARP_ROWS = 16;                  // of an mma
-constexpr int BLOCK_ROWS = WARPS * WARP_ROWS;  // 64 queries, or keys, that a block owns
+constexpr int WARP_ROWS = 16;                 // of an mma
+constexpr int BLOCK_ROWS = WARPS * WARP_ROWS; // 64 queries, or keys, that a block owns
 
 // Elements from row to row of a tile.
 __host__ __device__ constexpr int stride(int HS) { return HS + 8; }
 __host__ __device__ constexpr int tile_elems(int HS, int rows) { return rows * stride(HS); }
 
 inline bool is_supported(int HS, Rows a, Rows b, Rows c) {
-    return sizeof(Native) == 2 && (HS == 64 || HS == 80 || HS == 96 || HS == 128) &&
-           is_aligned16(a) && is_aligned16(b) && is_aligned16(c);
+    return (HS == 64 || HS == 80 || HS == 96 || HS == 128) && is_aligned16(a) && is_aligned16(b) &&
+           is_aligned16(c);
 }
 
-// Starts copying rows [first, first + ROWS) of a matrix of T rows into a tile; rows from T on are 0.
+// Starts copying rows [first, first + ROWS) of a matrix of T rows into a tile; rows from T on are
+// 0.
 template <int HS, int ROWS>
 __device__ inline void copy_tile(Native* tile, const Native* matrix, size_t ld, int first, int T) {
     constexpr int CHUNKS = HS / PACK;
@@ -46,11 +54,13 @@ __device__ inline void copy_tile(Native* tile, const Native* matrix, size_t ld, 
     }
 }
 
-// ---- fragments -----------------------------------------------------------------------------------
+// ---- fragments ----------------------------------------------------------------------------------
 
 __device__ inline void mma(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    if constexpr (std::is_same_v<Native, __half>) mma_m16n8k16_fp16(sum, a, b, sum);
-    else mma_m16n8k16_bf16(sum, a, b, sum);
+    if constexpr (std::is_same_v<Native, __half>)
+        mma_m16n8k16_fp16(sum, a, b, sum);
+    else
+        mma_m16n8k16_bf16(sum, a, b, sum);
 }
 
 // Two neighbouring elements in one register.
@@ -87,7 +97,8 @@ __device__ inline void mma_rows(float (&sum)[N / 8][4], const uint32_t (&a)[4], 
 
 // sum (16, N) += rows (16, HS) * tile (N, HS)^T, both in shared memory.
 template <int HS, int N>
-__device__ inline void multiply_rows(float (&sum)[N / 8][4], const Native* rows, const Native* tile) {
+__device__ inline void multiply_rows(float (&sum)[N / 8][4], const Native* rows,
+                                     const Native* tile) {
 #pragma unroll
     for (int k0 = 0; k0 < HS; k0 += 16) {
         uint32_t a[4];
@@ -96,7 +107,8 @@ __device__ inline void multiply_rows(float (&sum)[N / 8][4], const Native* rows,
     }
 }
 
-// sum (16, HS) += p (16, K) * tile (K, HS): the sums of one product, rounded, are the A of the next.
+// sum (16, HS) += p (16, K) * tile (K, HS): the sums of one product, rounded, are the A of the
+// next.
 template <int HS, int K>
 __device__ inline void multiply_columns(float (&sum)[HS / 8][4], const float (&p)[K / 8][4],
                                         const Native* tile) {
@@ -146,4 +158,5 @@ __device__ inline void store_rows(Native* out, size_t ld, const float (&sum)[HS 
 
 } // namespace flash
 
+#endif // PRECISION_FP32
 #endif

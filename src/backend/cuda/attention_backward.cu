@@ -1,11 +1,12 @@
 // backend/cuda/attention_backward.cu - causal attention on tensor cores, backward.
 //
 // With scale = 1/sqrt(HS), p = exp(scale q.k - lse), ds = p (dout.v - delta):
-//   dv = sum over queries of p dout;  dk = scale sum over queries of ds q;  dq = scale sum over keys of ds k
+//   dv = sum over queries of p dout;  dk = scale sum over queries of ds q;  dq = scale sum over
+//   keys of ds k
 // Two kernels, so that every sum has one owner and one order and nothing is added atomically: one
 // owns 64 keys and walks over the queries from the diagonal on (dk, dv), the other owns 64 queries
-// and walks over the keys up to the diagonal (dq). Both recompute p and ds: 7 products of tiles where
-// 5 would do with atomics or a (T, T / 64) buffer of partial dq.
+// and walks over the keys up to the diagonal (dq). Both recompute p and ds: 7 products of tiles
+// where 5 would do with atomics or a (T, T / 64) buffer of partial dq.
 //
 // Work: a block (b, h, 64 keys or queries), a warp 16 of them; the longest blocks start first. The
 // walking side comes in tiles of STEP rows, the next one on its way while the present one is used.
@@ -16,15 +17,17 @@
 // Source: Dao et al. 2022, arXiv:2205.14135, algorithm 4; Dao 2023, arXiv:2307.08691, section 3.
 #include "backend/cuda/attention.cuh"
 
+#ifndef PRECISION_FP32 // which goes the plain path
+
 namespace flash {
 
-// Rows of a tile of the walking side: what registers and shared memory allow.
-__host__ __device__ constexpr int step_rows(int HS) { return HS <= 64 ? 64 : 32; }
+constexpr int STEP =
+    32; // rows of a tile of the walking side: with 64 the products do not fit in registers
 
 // The owned side's two tiles, two buffers of the walking side's two, and its statistics.
 constexpr size_t backward_shared_bytes(int HS) {
-    return (2 * tile_elems(HS, BLOCK_ROWS) + 4 * tile_elems(HS, step_rows(HS))) * sizeof(Native) +
-           4 * step_rows(HS) * sizeof(float);
+    return (2 * tile_elems(HS, BLOCK_ROWS) + 4 * tile_elems(HS, STEP)) * sizeof(Native) +
+           4 * STEP * sizeof(float);
 }
 
 } // namespace flash
@@ -32,16 +35,16 @@ constexpr size_t backward_shared_bytes(int HS) {
 // Registers: dk and dv HS, two products of STEP / 2 a thread.
 //   dqkv, qkv (B*T, 3C)   dout (B*T, C)   lse, delta (B, NH, T)   C = NH * HS
 template <int HS>
-__global__ void __launch_bounds__(flash::THREADS, HS <= 96 ? 3 : 2)
+__global__ void __launch_bounds__(flash::THREADS, HS <= 80 ? 3 : 2)
     attention_backward_kv_kernel(Matrix dqkv, Matrix dout, Matrix qkv, const float* lse,
                                  const float* delta, int T, int NH) {
     using namespace flash;
-    constexpr int STEP = step_rows(HS);
     DYNAMIC_SHARED(Native, shared);
     Native* k_tile = shared;
     Native* v_tile = k_tile + tile_elems(HS, BLOCK_ROWS);
     Native* walking = v_tile + tile_elems(HS, BLOCK_ROWS); // (2 buffers, q and dout)
-    float* statistics = reinterpret_cast<float*>(walking + 4 * tile_elems(HS, STEP)); // (2, lse, delta)
+    float* statistics =
+        reinterpret_cast<float*>(walking + 4 * tile_elems(HS, STEP)); // (2, lse, delta)
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     int b = blockIdx.x / NH, h = blockIdx.x % NH, C = NH * HS;
     int first_key = blockIdx.y * BLOCK_ROWS, my_key = first_key + warp * 16;
@@ -97,9 +100,17 @@ __global__ void __launch_bounds__(flash::THREADS, HS <= 96 ? 3 : 2)
             for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    int query = n * 8 + 2 * q + i % 2, key = my_key + g + i / 2 * 8;
-                    float x = exp2f(p[n][i] * scale2 - lse_tile[query]);
-                    p[n][i] = tile * STEP + query < key ? 0.0f : x;
+                    p[n][i] = exp2_approx(p[n][i] * scale2 - lse_tile[n * 8 + 2 * q + i % 2]);
+                }
+            }
+            if (tile * STEP < my_key + 15) { // the diagonal crosses: no query before its key
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        int query = tile * STEP + n * 8 + 2 * q + i % 2;
+                        if (query < my_key + g + i / 2 * 8) p[n][i] = 0.0f;
+                    }
                 }
             }
             multiply_columns<HS, STEP>(dv, p, dout_tile);
@@ -125,11 +136,10 @@ __global__ void __launch_bounds__(flash::THREADS, HS <= 96 ? 3 : 2)
 // Registers: dq HS / 2, two products of STEP / 2 a thread.
 //   dqkv, qkv (B*T, 3C)   dout (B*T, C)   lse, delta (B, NH, T)   C = NH * HS
 template <int HS>
-__global__ void __launch_bounds__(flash::THREADS, HS <= 96 ? 3 : 2)
+__global__ void __launch_bounds__(flash::THREADS, HS <= 80 ? 3 : 2)
     attention_backward_q_kernel(Matrix dqkv, Matrix dout, Matrix qkv, const float* lse,
                                 const float* delta, int T, int NH) {
     using namespace flash;
-    constexpr int STEP = step_rows(HS);
     DYNAMIC_SHARED(Native, shared);
     Native* q_tile = shared;
     Native* dout_tile = q_tile + tile_elems(HS, BLOCK_ROWS);
@@ -180,9 +190,18 @@ __global__ void __launch_bounds__(flash::THREADS, HS <= 96 ? 3 : 2)
             for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    int key = tile * STEP + n * 8 + 2 * q + i % 2, query = my_query + g + i / 2 * 8;
-                    float x = exp2f(p[n][i] * scale2 - row_lse[i / 2]);
-                    ds[n][i] = key > query ? 0.0f : x * (ds[n][i] - row_delta[i / 2]);
+                    p[n][i] = exp2_approx(p[n][i] * scale2 - row_lse[i / 2]);
+                    ds[n][i] = p[n][i] * (ds[n][i] - row_delta[i / 2]);
+                }
+            }
+            if (tile * STEP + STEP - 1 > my_query) { // the diagonal crosses: no key after its query
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        int key = tile * STEP + n * 8 + 2 * q + i % 2;
+                        if (key > my_query + g + i / 2 * 8) ds[n][i] = 0.0f;
+                    }
                 }
             }
             multiply_columns<HS, STEP>(dq, ds, k_tile);
@@ -212,13 +231,21 @@ bool attention_flash_backward(Rows dqkv, Rows dout, Rows qkv, const float* lse, 
                               int B, int T, int C, int NH) {
     int HS = C / NH;
     if (!flash::is_supported(HS, dqkv, dout, qkv)) return false;
-#ifndef PRECISION_FP32
     switch (HS) {
-    case 64: flash::backward<64>(dqkv, dout, qkv, lse, delta, B, T, NH); break;
-    case 80: flash::backward<80>(dqkv, dout, qkv, lse, delta, B, T, NH); break;
-    case 96: flash::backward<96>(dqkv, dout, qkv, lse, delta, B, T, NH); break;
-    case 128: flash::backward<128>(dqkv, dout, qkv, lse, delta, B, T, NH); break;
+    case 64:
+        flash::backward<64>(dqkv, dout, qkv, lse, delta, B, T, NH);
+        break;
+    case 80:
+        flash::backward<80>(dqkv, dout, qkv, lse, delta, B, T, NH);
+        break;
+    case 96:
+        flash::backward<96>(dqkv, dout, qkv, lse, delta, B, T, NH);
+        break;
+    case 128:
+        flash::backward<128>(dqkv, dout, qkv, lse, delta, B, T, NH);
+        break;
     }
-#endif
     return true;
 }
+
+#endif

@@ -8,11 +8,13 @@
 // Bytes: q, out and lse once, 4 B T C floatX less K and V; K and V once a block of queries, that is
 // T / 128 times on average, from L2: B T C (2 + T / 64) floatX in all. FLOPs: 2 B T^2 C (the causal
 // half of 4), plus half a tile a block on the diagonal. Exponentials: B NH T^2 / 2. Bound: tensor
-// cores, or shared memory's 128 bytes a cycle: a warp reads 256 bytes of K or V for each mma of 4096
-// FLOPs, as much as two cycles of an SM's mma.sync rate on sm_80.
+// cores, or shared memory's 128 bytes a cycle: a warp reads 256 bytes of K or V for each mma of
+// 4096 FLOPs, as much as two cycles of an SM's mma.sync rate on sm_80.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691, section 3.
 #include "backend/cuda/attention.cuh"
+
+#ifndef PRECISION_FP32 // which goes the plain path
 
 namespace flash {
 
@@ -27,7 +29,9 @@ constexpr size_t forward_shared_bytes(int HS) {
 // Registers: out HS / 2, scores 32, queries HS / 4 a thread.
 //   out (B*T, C)   lse (B, NH, T)   qkv (B*T, 3C)   C = NH * HS
 template <int HS>
-__global__ void __launch_bounds__(flash::THREADS, HS <= 64 ? 4 : HS <= 96 ? 3 : 2)
+__global__ void __launch_bounds__(flash::THREADS, HS <= 64   ? 4
+                                                  : HS <= 80 ? 3
+                                                             : 2)
     attention_forward_kernel(Matrix out, float* lse, Matrix qkv, int T, int NH) {
     using namespace flash;
     DYNAMIC_SHARED(Native, shared);
@@ -67,7 +71,8 @@ __global__ void __launch_bounds__(flash::THREADS, HS <= 64 ? 4 : HS <= 96 ? 3 : 
         }
         float scores[KEYS / 8][4] = {};
 #pragma unroll
-        for (int k = 0; k < HS / 16; k++) mma_rows<HS, KEYS>(scores, q_fragments[k], k_tile, k * 16);
+        for (int k = 0; k < HS / 16; k++)
+            mma_rows<HS, KEYS>(scores, q_fragments[k], k_tile, k * 16);
 
         if (tile * KEYS + KEYS - 1 > my_query) { // the diagonal crosses: no key after its query
 #pragma unroll
@@ -91,12 +96,12 @@ __global__ void __launch_bounds__(flash::THREADS, HS <= 64 ? 4 : HS <= 96 ? 3 : 
             }
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            float shrink = exp2f((row_max[half] - top) * scale), total = 0.0f;
+            float shrink = exp2_approx((row_max[half] - top) * scale), total = 0.0f;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    scores[n][i] = exp2f(scores[n][i] * scale - top * scale);
+                    scores[n][i] = exp2_approx(scores[n][i] * scale - top * scale);
                     total += scores[n][i];
                 }
             }
@@ -132,8 +137,8 @@ namespace flash {
 
 template <int HS> void forward(Rows out, float* lse, Rows qkv, int B, int T, int NH) {
     dim3 grid(B * NH, (unsigned)ceil_div((size_t)T, BLOCK_ROWS));
-    launch_shared(attention_forward_kernel<HS>, grid, THREADS, forward_shared_bytes(HS), native(out),
-                  lse, native(qkv), T, NH);
+    launch_shared(attention_forward_kernel<HS>, grid, THREADS, forward_shared_bytes(HS),
+                  native(out), lse, native(qkv), T, NH);
 }
 
 } // namespace flash
@@ -141,13 +146,21 @@ template <int HS> void forward(Rows out, float* lse, Rows qkv, int B, int T, int
 bool attention_flash_forward(Rows out, float* lse, Rows qkv, int B, int T, int C, int NH) {
     int HS = C / NH;
     if (!flash::is_supported(HS, out, qkv, qkv)) return false;
-#ifndef PRECISION_FP32
     switch (HS) {
-    case 64: flash::forward<64>(out, lse, qkv, B, T, NH); break;
-    case 80: flash::forward<80>(out, lse, qkv, B, T, NH); break;
-    case 96: flash::forward<96>(out, lse, qkv, B, T, NH); break;
-    case 128: flash::forward<128>(out, lse, qkv, B, T, NH); break;
+    case 64:
+        flash::forward<64>(out, lse, qkv, B, T, NH);
+        break;
+    case 80:
+        flash::forward<80>(out, lse, qkv, B, T, NH);
+        break;
+    case 96:
+        flash::forward<96>(out, lse, qkv, B, T, NH);
+        break;
+    case 128:
+        flash::forward<128>(out, lse, qkv, B, T, NH);
+        break;
     }
-#endif
     return true;
 }
+
+#endif

@@ -36,11 +36,11 @@ __device__ inline Softmax block_merge(Softmax mine) {
 
 } // namespace
 
-// Work: a block a row; a thread takes every blockDim-th pack. The second pass walks the row from its
-// end: what was read last is nearest in the cache (a row of 50304 bf16 is 98 KB; two blocks of 1024
-// threads on each of 132 multiprocessors keep 26 MB of rows alive, within the 50 MB L2 of an H100).
-// Bytes: 2 reads (the second from L2) and 1 write of N Vp floatX; without write_dlogits 1 read.
-// FLOPs: about 8 N V, 2 N V exponentials. Bound: device memory bandwidth.
+// Work: a block a row; a thread takes every blockDim-th pack. The second pass walks the row from
+// its end: what was read last is nearest in the cache (a row of 50304 bf16 is 98 KB; two blocks of
+// 1024 threads on each of 132 multiprocessors keep 26 MB of rows alive, within the 50 MB L2 of an
+// H100). Bytes: 2 reads (the second from L2) and 1 write of N Vp floatX; without write_dlogits 1
+// read. FLOPs: about 8 N V, 2 N V exponentials. Bound: device memory bandwidth.
 //   losses (N)   logits (N, Vp)   targets (N)
 template <bool ALIGNED>
 __global__ void __launch_bounds__(1024)
@@ -107,10 +107,10 @@ void classifier_loss(float* losses, Rows logits, const int* targets, int N, int 
            compute_stream(), losses, native(logits), targets, V, Vp, dloss, write_dlogits);
 }
 
-// ---- sums of losses ------------------------------------------------------------------------------
+// ---- sums of losses -----------------------------------------------------------------------------
 
-// Work: a block a sequence; each thread every blockDim-th loss, then a tree: an order fixed by T alone.
-// Bytes: B T floats. Bound: latency (a few microseconds).
+// Work: a block a sequence; each thread every blockDim-th loss, then a tree: an order fixed by T
+// alone. Bytes: B T floats. Bound: latency (a few microseconds).
 //   seq_losses (B)   losses (B, T)
 __global__ void loss_sum_kernel(double* seq_losses, const float* losses, int T) {
     __shared__ double of_warp[WARP];

@@ -3,7 +3,8 @@
 //
 // Kernels compute in float and touch memory in packs of PACK elements of floatX, 16 bytes. A row
 // whose pointer, stride or length does not allow that goes through the same code element by element
-// (ALIGNED = false): lanes own the same columns and sum in the same order, so the bits are the same.
+// (ALIGNED = false): lanes own the same columns and sum in the same order, so the bits are the
+// same.
 #ifndef BACKEND_CUDA_COMMON_CUH
 #define BACKEND_CUDA_COMMON_CUH
 
@@ -15,7 +16,7 @@
 #include "backend/cuda/launch.cuh"
 #include "backend/ops.h"
 
-// ---- element types -------------------------------------------------------------------------------
+// ---- element types ------------------------------------------------------------------------------
 
 // floatX as CUDA knows it: same bits, other name.
 #if defined(PRECISION_BF16)
@@ -51,14 +52,10 @@ struct Matrix {
 };
 inline Matrix native(Rows rows) { return {native(rows.ptr), rows.ld}; }
 
-// ---- packs ---------------------------------------------------------------------------------------
+// ---- packs --------------------------------------------------------------------------------------
 
-template <int BYTES> struct ChunkOf {
-    using type = uint4;
-};
-template <> struct ChunkOf<8> {
-    using type = uint2;
-};
+template <int BYTES> struct ChunkOf { using type = uint4; };
+template <> struct ChunkOf<8> { using type = uint2; };
 
 // x = p[0..N), in accesses of 16 bytes (8 where that is all there is); p aligned to them.
 template <class T, int N> __device__ inline void load_pack(float (&x)[N], const T* p) {
@@ -112,7 +109,7 @@ inline bool is_aligned16(Rows rows) {
     return rows.ptr == nullptr || (is_aligned16(rows.ptr) && rows.ld % PACK == 0);
 }
 
-// ---- reductions ----------------------------------------------------------------------------------
+// ---- reductions ---------------------------------------------------------------------------------
 
 constexpr int WARP = 32;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f; // exp(x) = exp2(LOG2E x)
@@ -133,7 +130,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// ---- gradients -----------------------------------------------------------------------------------
+// ---- gradients ----------------------------------------------------------------------------------
 
 // Element i of a weight gradient, written the way its Grad says.
 __device__ inline void grad_write(const Grad& grad, size_t i, float value) {
@@ -154,7 +151,7 @@ void sum_partials(Grad grad, const float* partials, size_t stride, int num_parti
 void bias_backward(Grad dbias, Rows dout, int N, int cols);
 size_t bias_backward_scratch_bytes(int N, int cols);
 
-// ---- GELU ----------------------------------------------------------------------------------------
+// ---- GELU ---------------------------------------------------------------------------------------
 
 // 0.5 x (1 + tanh(u)) = x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3): one exponential and
 // one division. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -176,7 +173,7 @@ __device__ inline float gelu_derivative(float x) {
 // din *= gelu'(pre_gelu), in place. (N, C)
 void gelu_backward_inplace(Rows din, Rows pre_gelu, int N, int C);
 
-// ---- matrix products without the library ---------------------------------------------------------
+// ---- matrix products without the library --------------------------------------------------------
 
 // A matrix by its two strides: element (i, j) = ptr[i * row + j * col].
 struct Strided {
@@ -187,17 +184,18 @@ struct Strided {
 // What happens to a sum before it is stored; in this order.
 struct Epilogue {
     const Native* bias; // (n) added, or NULL
-    Matrix pre_gelu;    // (m, n) with gelu: receives the sum; with gelu_backward: the factor's argument
-    bool gelu;          // store gelu of the rounded sum
+    Matrix
+        pre_gelu; // (m, n) with gelu: receives the sum; with gelu_backward: the factor's argument
+    bool gelu;    // store gelu of the rounded sum
     bool gelu_backward; // multiply with gelu'(pre_gelu)
 };
 
-// out (m, n) = epilogue(a (m, k) * b (k, n)): for shapes for which the library has no algorithm. Out
-// is a Grad, or floatX with `=`. Every sum runs over k in order.
+// out (m, n) = epilogue(a (m, k) * b (k, n)): for shapes for which the library has no algorithm.
+// Out is a Grad, or floatX with `=`. Every sum runs over k in order.
 void matmul_plain(Grad out, size_t ld, Strided a, Strided b, const Epilogue& epilogue, int m, int n,
                   int k);
 
-// ---- streams, scratch, launches ------------------------------------------------------------------
+// ---- streams, scratch, launches -----------------------------------------------------------------
 
 cudaStream_t cuda_stream(stream_t stream);
 cudaStream_t compute_stream(void);
@@ -218,7 +216,8 @@ void matmul_free(void);
 
 // launch() with more dynamic shared memory than the 48 KB that need no permission.
 template <class... P, class... A>
-inline void launch_shared(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, A&&... args) {
+inline void launch_shared(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                          A&&... args) {
     if (shared_bytes > 48 * 1024) {
         CUDACHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shared_bytes));

@@ -21,7 +21,7 @@ struct Allocation {
 };
 
 struct Staging {
-    void* host;         // pinned
+    void* host; // pinned
     size_t bytes;
     cudaEvent_t copied; // its last upload has happened
 };
@@ -36,17 +36,21 @@ struct {
     cudaDeviceProp properties;
     int clock_khz;
     char description[400];
+    void (*on_wait)(void);
 } device;
 
 double mib(size_t bytes) { return (double)bytes / (1u << 20); }
 
+constexpr int POLL_US = 20, ON_WAIT_POLLS = 5000; // the hook runs about every 0.1 s
+
 // Asks until `query` says that the work has happened.
 template <class Query> void poll(Query query) {
-    for (;;) {
+    for (int polls = 1;; polls++) {
         cudaError_t status = query();
         if (status == cudaSuccess) return;
         if (status != cudaErrorNotReady) CUDACHECK(status);
-        usleep(20);
+        if (device.on_wait && polls % ON_WAIT_POLLS == 0) device.on_wait();
+        usleep(POLL_US);
     }
 }
 void poll_stream(cudaStream_t stream) {
@@ -57,17 +61,18 @@ cudaEvent_t cuda_event(event_t event) { return reinterpret_cast<cudaEvent_t>(eve
 
 } // namespace
 
-// ---- the device ----------------------------------------------------------------------------------
+// ---- the device ---------------------------------------------------------------------------------
 
 bool device_init(const DeviceOptions* options, Error* error) {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         const char* why = status != cudaSuccess ? cudaGetErrorString(status) : "none found";
-        return error_set(error, EXIT_USAGE,
-                         "no usable CUDA device (%s): check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-                         "run the CPU program, train_gpt2",
-                         why);
+        return error_set(
+            error, EXIT_USAGE,
+            "no usable CUDA device (%s): check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+            "run the CPU program, train_gpt2",
+            why);
     }
     // Several ranks may share a GPU (--comm mpi), so a rank beyond the last device wraps around.
     int ordinal = options->local_rank % count;
@@ -90,8 +95,8 @@ bool device_init(const DeviceOptions* options, Error* error) {
     for (Staging& s : device.staging) {
         CUDACHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
     }
-    snprintf(device.description, sizeof device.description, "%s, sm_%d%d, %d SMs, %.1f GiB", p->name,
-             p->major, p->minor, p->multiProcessorCount, mib(p->totalGlobalMem) / 1024.0);
+    snprintf(device.description, sizeof device.description, "%s, sm_%d%d, %d SMs, %.1f GiB",
+             p->name, p->major, p->minor, p->multiProcessorCount, mib(p->totalGlobalMem) / 1024.0);
     device.is_open = true;
     return true;
 }
@@ -119,9 +124,10 @@ bool device_is_host(void) { return false; }
 const char* device_description(void) { return device.description; }
 int device_multiprocessors(void) { return device.properties.multiProcessorCount; }
 
-// Dense FLOPs of one multiprocessor in one cycle times clock and number. Source: NVIDIA's white papers
-// on A100, H100 and Blackwell; the clock is the highest, so that the datasheet's boost figure results
-// where boost is the limit (A100: 312; an H100 SXM is listed with 1830 MHz, hence the cap).
+// Dense FLOPs of one multiprocessor in one cycle times clock and number. Source: NVIDIA's white
+// papers on A100, H100 and Blackwell; the clock is the highest, so that the datasheet's boost
+// figure results where boost is the limit (A100: 312; an H100 SXM is listed with 1830 MHz, hence
+// the cap).
 double device_peak_tflops(void) {
     const cudaDeviceProp* p = &device.properties;
     bool is_data_centre = p->minor == 0;
@@ -134,7 +140,7 @@ double device_peak_tflops(void) {
     return flops * ghz * p->multiProcessorCount * 1e-3;
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -168,7 +174,8 @@ void* allocate(Ledger* ledger, const char* name, bool is_pinned) {
     if (is_pinned) {
         memset(memory, fill, line->bytes);
     } else {
-        // The communication stream may use the memory first: the fill has happened when this returns.
+        // The communication stream may use the memory first: the fill has happened when this
+        // returns.
         device_fill(memory, fill, line->bytes, STREAM_COMPUTE);
         poll_stream(compute_stream());
     }
@@ -184,7 +191,7 @@ void* device_alloc(Ledger* ledger, const char* name) { return allocate(ledger, n
 void* device_alloc_pinned(Ledger* ledger, const char* name) { return allocate(ledger, name, true); }
 void device_alloc_freeze(void) { device.is_frozen = true; }
 
-// ---- copies --------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 cudaStream_t cuda_stream(stream_t stream) { return device.streams[stream]; }
 cudaStream_t compute_stream(void) { return device.streams[STREAM_COMPUTE]; }
@@ -221,7 +228,7 @@ void device_upload_async(void* dst, const void* host, size_t bytes) {
     CUDACHECK(cudaEventRecord(s->copied, compute_stream()));
 }
 
-// ---- events --------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 event_t event_create(void) {
     cudaEvent_t event;
@@ -250,6 +257,8 @@ double event_elapsed_ms(event_t begin, event_t end) {
 }
 
 void event_destroy(event_t event) { CUDACHECK(cudaEventDestroy(cuda_event(event))); }
+
+void device_on_wait(void (*on_wait)(void)) { device.on_wait = on_wait; }
 
 void device_synchronize(void) {
     for (cudaStream_t stream : device.streams) poll_stream(stream);

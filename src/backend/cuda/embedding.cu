@@ -11,15 +11,15 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int BUCKET = 64;       // tokens sorted by one warp
-constexpr int SORT_WARPS = 4;    // of a block
-constexpr int SORT_UNROLL = 4;   // loads in flight
-constexpr int SEGMENT = 64;      // sorted positions added up by one warp
+constexpr int BUCKET = 64;        // tokens sorted by one warp
+constexpr int SORT_WARPS = 4;     // of a block
+constexpr int SORT_UNROLL = 4;    // loads in flight
+constexpr int SEGMENT = 64;       // sorted positions added up by one warp
 constexpr int TILE = WARP * PACK; // columns of a warp
 
 } // namespace
 
-// ---- forward -------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 // Work: a thread a pack of one row. Bytes: 3 B T C floatX (wpe from L2 after its first use).
 // FLOPs: B T C. Bound: device memory bandwidth.
@@ -49,12 +49,12 @@ void embedding_forward(Rows out, const int* tokens, const floatX* wte, const flo
            native(wte), native(wpe), first_pos, B * T, T, C);
 }
 
-// ---- backward: positions sorted by token ---------------------------------------------------------
+// ---- backward: positions sorted by token --------------------------------------------------------
 
 // Work: a warp the 64 tokens of one bucket. It reads all tokens twice: first to count those of
 // earlier buckets (where its part of the list begins) and its own, token by token; then to append
-// its positions in index order. Bytes: V / 64 warps times 8 N, from L2 (N = 16384, V = 50257: 100 MB).
-// Bound: latency of L2.
+// its positions in index order. Bytes: V / 64 warps times 8 N, from L2 (N = 16384, V = 50257: 100
+// MB). Bound: latency of L2.
 //   order (N)   tokens (N)
 __global__ void sort_positions_kernel(int* order, const int* tokens, int N, int V) {
     __shared__ int cursors[SORT_WARPS][BUCKET];
@@ -68,8 +68,10 @@ __global__ void sort_positions_kernel(int* order, const int* tokens, int N, int 
     int earlier = 0;
     for (int i = lane; i < N; i += WARP) {
         int token = tokens[i];
-        if (token < low) earlier++;
-        else if (token < low + BUCKET) atomicAdd(&cursor[token - low], 1);
+        if (token < low)
+            earlier++;
+        else if (token < low + BUCKET)
+            atomicAdd(&cursor[token - low], 1);
     }
 #pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2) earlier += __shfl_xor_sync(~0u, earlier, step);
@@ -102,7 +104,7 @@ __global__ void sort_positions_kernel(int* order, const int* tokens, int N, int 
     }
 }
 
-// ---- backward: runs of equal tokens --------------------------------------------------------------
+// ---- backward: runs of equal tokens -------------------------------------------------------------
 
 // Work: a warp a segment and 32 packs of columns. Bytes: N C floatX + for each distinct token 8 C
 // (dwte read and written) + 8 C for each of the N / 64 segments. FLOPs: N C. Bound: device memory
@@ -110,11 +112,13 @@ __global__ void sort_positions_kernel(int* order, const int* tokens, int N, int 
 //   dwte (Vp, C) +=   heads, tails (segments, padded_C) =   dout (N, C)
 template <bool ALIGNED>
 __global__ void add_segments_kernel(float* dwte, float* heads, float* tails, Matrix dout,
-                                    const int* order, const int* tokens, int N, int C, int padded_C) {
+                                    const int* order, const int* tokens, int N, int C,
+                                    int padded_C) {
     int s = blockIdx.x, c = (blockIdx.y * WARP + threadIdx.x) * PACK;
     int first = s * SEGMENT, end = min(N, first + SEGMENT);
     int token = tokens[order[first]];
-    bool is_head = first > 0 && tokens[order[first - 1]] == token; // run began in an earlier segment
+    bool is_head =
+        first > 0 && tokens[order[first - 1]] == token; // run began in an earlier segment
     float sum[PACK] = {};
     if (c >= C) return;
     for (int i = first; i < end; i++) {
@@ -142,8 +146,8 @@ __global__ void add_segments_kernel(float* dwte, float* heads, float* tails, Mat
     }
 }
 
-// Work: a warp a segment and 32 packs of columns; only where a run begins that reaches into the next
-// segment. Bytes: 4 C a part + 8 C a run. Bound: latency, of the longest run.
+// Work: a warp a segment and 32 packs of columns; only where a run begins that reaches into the
+// next segment. Bytes: 4 C a part + 8 C a run. Bound: latency, of the longest run.
 //   dwte (Vp, C) +=   heads, tails (segments, padded_C)
 template <bool ALIGNED>
 __global__ void join_segments_kernel(float* dwte, const float* heads, const float* tails,
@@ -233,8 +237,8 @@ void embedding_backward(Grad dwte, Grad dwpe, Rows dout, const int* tokens, int 
     dim3 grid((unsigned)size.segments, (unsigned)ceil_div((size_t)C, TILE));
     launch(aligned ? add_segments_kernel<true> : add_segments_kernel<false>, grid, WARP, 0, stream,
            dwte_rows, heads, tails, native(dout), order, tokens, N, C, (int)size.padded_C);
-    launch(aligned ? join_segments_kernel<true> : join_segments_kernel<false>, grid, WARP, 0, stream,
-           dwte_rows, heads, tails, order, tokens, N, C, (int)size.padded_C);
+    launch(aligned ? join_segments_kernel<true> : join_segments_kernel<false>, grid, WARP, 0,
+           stream, dwte_rows, heads, tails, order, tokens, N, C, (int)size.padded_C);
 
     bool is_added = dwpe.is_fp32 && dwpe.accumulate;
     int rows = is_added ? T : maxT;

@@ -18,8 +18,7 @@ dim3 grid_of(int N, int C) {
 
 // Work: a thread a pack. Bytes: 2 N C floatX. FLOPs: about 12 N C. Bound: device memory bandwidth.
 //   out, in (N, C)
-template <bool ALIGNED>
-__global__ void gelu_forward_kernel(Matrix out, Matrix in, int N, int C) {
+template <bool ALIGNED> __global__ void gelu_forward_kernel(Matrix out, Matrix in, int N, int C) {
     int c = (blockIdx.x * GELU_THREADS + threadIdx.x) * PACK;
     if (c >= C) return;
     for (int r = blockIdx.y; r < N; r += gridDim.y) {

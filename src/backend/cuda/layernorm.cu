@@ -13,9 +13,9 @@ constexpr float EPS = 1e-5f;
 constexpr size_t FREE_SHARED_BYTES = 48 * 1024; // dynamic shared memory that needs no permission
 constexpr size_t MAX_SHARED_BYTES = 160 * 1024; // of sm_80's 163 KB; sm_90 and sm_100 have 227
 
-// Rows of a block in the backward pass, from N alone: at least 32, so that the partial sums of dweight
-// and dbias (16 C bytes a block, written and read) stay under a tenth of the 8 C bytes of each row,
-// and about four blocks for each multiprocessor of the largest GPUs.
+// Rows of a block in the backward pass, from N alone: at least 32, so that the partial sums of
+// dweight and dbias (16 C bytes a block, written and read) stay under a tenth of the 8 C bytes of
+// each row, and about four blocks for each multiprocessor of the largest GPUs.
 constexpr int MIN_BACKWARD_ROWS = 32, BACKWARD_BLOCKS = 528;
 int backward_rows(int N) {
     int rows = (int)ceil_div((size_t)N, BACKWARD_BLOCKS);
@@ -33,7 +33,7 @@ size_t padded(int C) { return round_up((size_t)C, PACK); } // whole packs, so th
 
 } // namespace
 
-// ---- forward -------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 // Work: a warp a row, rows grid-strided; a block loads weight and bias once. Rows wait in shared
 // memory between the passes (CACHED); rows too long for that are read again from device memory.
@@ -124,21 +124,22 @@ void layernorm_forward(Rows out, float* mean, float* rstd, Rows residual, Rows a
                                     : layernorm_forward_kernel<false, false>);
     size_t shared_bytes = cached ? (2 + warps) * row_bytes : 0;
     // Two rows a warp or more, so that weight and bias are a small part of what is read.
-    int blocks = (int)min_size(ceil_div((size_t)N, 2 * warps), (size_t)device_multiprocessors() * 16);
+    int blocks =
+        (int)min_size(ceil_div((size_t)N, 2 * warps), (size_t)device_multiprocessors() * 16);
     launch(kernel, blocks, warps * WARP, shared_bytes, compute_stream(), native(out), mean, rstd,
            native(residual), native(a), native(b), native(weight), native(bias), N, C,
            (int)padded(C));
 }
 
-// ---- backward ------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 // With n = (inp - mean) * rstd and g = dout * weight, means over the row:
 //   dinp = dresidual + (g - mean(g) - n * mean(g n)) * rstd;  dweight += dout * n;  dbias += dout
 //
 // Work: a block takes `rows` neighbouring rows, a warp every warps-th of them; each lane adds its
-// columns of dweight and dbias into the warp's own sums, which the block adds warp by warp and writes
-// as one row of partials. Sums and rows lie in shared memory (CACHED); for rows too long for that a
-// block is one warp, sums go straight to the partials and rows are read twice.
+// columns of dweight and dbias into the warp's own sums, which the block adds warp by warp and
+// writes as one row of partials. Sums and rows lie in shared memory (CACHED); for rows too long for
+// that a block is one warp, sums go straight to the partials and rows are read twice.
 // Bytes: N 4 C floatX (with dresidual) + 16 C floats and C floatX a block. FLOPs: about 14 N C.
 // Bound: device memory bandwidth.
 //   dinp, dresidual, dout, inp (N, C)   partials (blocks, 2, padded_C)

@@ -1,15 +1,15 @@
 // backend/cuda/matmul.cu - matrix products by cuBLASLt.
 //
 // cuBLASLt stores by columns: what is a (rows, cols) matrix here is its transpose there, so
-// out = in * W is computed as out^T = W^T * in^T, with the first operand the weight. The algorithm of
-// a shape is asked for once and kept. Split sums are allowed only by way of the workspace in float,
-// so nothing is added atomically; NVIDIA promises equal bits from equal shapes on one kind of GPU and
-// one version of the library (cuBLAS documentation, "Results Reproducibility"). The order of a sum is
-// the library's: the rows of a weight gradient are not cut into chunks here.
+// out = in * W is computed as out^T = W^T * in^T, with the first operand the weight. The algorithm
+// of a shape is asked for once and kept. Split sums are allowed only by way of the workspace in
+// float, so nothing is added atomically; NVIDIA promises equal bits from equal shapes on one kind
+// of GPU and one version of the library (cuBLAS documentation, "Results Reproducibility"). The
+// order of a sum is the library's: the rows of a weight gradient are not cut into chunks here.
 //
-// GELU is part of the product when fusion says so, and then taken of the float sum; apart from it, of
-// the rounded pre_gelu, like gelu_forward. Where the library has no algorithm for a fused epilogue
-// the rest is done apart; where it has none at all, by matmul_plain.
+// GELU is part of the product when fusion says so, and then taken of the float sum; apart from it,
+// of the rounded pre_gelu, like gelu_forward. Where the library has no algorithm for a fused
+// epilogue the rest is done apart; where it has none at all, by matmul_plain.
 // Work, bytes and bound of the products are the library's; the kernels here are elsewhere.
 #include <cublasLt.h>
 #include <string.h>
@@ -40,8 +40,8 @@ struct Product {
     void* d;
     bool d_is_fp32, accumulate;
     cublasLtEpilogue_t epilogue;
-    void* bias;   // added (m), or its gradient to be written; NULL: none
-    floatX* aux;  // (m, n): what GELU was taken of; NULL: none
+    void* bias;  // added (m), or its gradient to be written; NULL: none
+    floatX* aux; // (m, n): what GELU was taken of; NULL: none
     size_t ld_aux;
 };
 
@@ -292,8 +292,8 @@ void matmul_backward_input(Rows din, Rows dout, const floatX* weight, WeightLayo
                  transposed(weight_strides(weight, layout, C, OC)), epilogue, N, C, OC);
 }
 
-void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, WeightLayout layout, int N,
-                            int C, int OC) {
+void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, WeightLayout layout,
+                            int N, int C, int OC) {
     bool is_in_out = layout == WEIGHT_IN_OUT;
     Rows columns = is_in_out ? dout : in, rows = is_in_out ? in : dout;
     Product p = {};

@@ -1,5 +1,6 @@
-// backend/cuda/matmul_plain.cu - matrix products on CUDA cores: the fallback for shapes for which the
-// library has no algorithm, and a second opinion in the tests. Written for any stride, not for speed.
+// backend/cuda/matmul_plain.cu - matrix products on CUDA cores: the fallback for shapes for which
+// the library has no algorithm, and a second opinion in the tests. Written for any stride, not for
+// speed.
 #include "backend/cuda/common.cuh"
 
 namespace {
@@ -13,8 +14,8 @@ __device__ inline void load_tile(float (*tile)[TILE], Strided x, int first, int 
     for (int e = threadIdx.x; e < TILE * DEPTH; e += THREADS) {
         int i = along_k ? e / DEPTH : e % TILE, k = along_k ? e % DEPTH : e / TILE;
         bool inside = first + i < count && k0 + k < depth;
-        tile[k][i] = inside ? widen(x.ptr[(size_t)(first + i) * x.row + (size_t)(k0 + k) * x.col])
-                            : 0.0f;
+        tile[k][i] =
+            inside ? widen(x.ptr[(size_t)(first + i) * x.row + (size_t)(k0 + k) * x.col]) : 0.0f;
     }
 }
 
@@ -59,7 +60,8 @@ __global__ void __launch_bounds__(THREADS)
                 epilogue.pre_gelu.row(r)[c] = rounded;
                 value = gelu(widen(rounded));
             }
-            if (epilogue.gelu_backward) value *= gelu_derivative(widen(epilogue.pre_gelu.row(r)[c]));
+            if (epilogue.gelu_backward)
+                value *= gelu_derivative(widen(epilogue.pre_gelu.row(r)[c]));
             grad_write(out, (size_t)r * ld + c, value);
         }
     }

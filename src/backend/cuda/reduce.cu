@@ -1,5 +1,5 @@
-// backend/cuda/reduce.cu - sums and conversions over flat buffers, and the sums over rows that weight
-// gradients need. Every order is fixed; nothing is added atomically but integers.
+// backend/cuda/reduce.cu - sums and conversions over flat buffers, and the sums over rows that
+// weight gradients need. Every order is fixed; nothing is added atomically but integers.
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/segments.cuh"
 
@@ -14,13 +14,14 @@ unsigned blocks_for(size_t groups) {
 
 } // namespace
 
-// ---- partial sums of weight gradients ------------------------------------------------------------
+// ---- partial sums of weight gradients -----------------------------------------------------------
 
-// Work: a block 32 columns; warp w adds every 32nd partial from w on, then the warps' sums are added
-// in order. Bytes: num_partials cols floats + the gradient. Bound: latency (small).
+// Work: a block 32 columns; warp w adds every 32nd partial from w on, then the warps' sums are
+// added in order. Bytes: num_partials cols floats + the gradient. Bound: latency (small).
 //   grad (cols)   partials (num_partials, stride)
 __global__ void __launch_bounds__(1024)
-    sum_partials_kernel(Grad grad, const float* partials, size_t stride, int num_partials, int cols) {
+    sum_partials_kernel(Grad grad, const float* partials, size_t stride, int num_partials,
+                        int cols) {
     __shared__ float of_warp[WARP][WARP];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     int c = blockIdx.x * WARP + lane;
@@ -60,7 +61,8 @@ int bias_chunk_rows(int N) {
 // bandwidth.
 //   partials (chunks, cols)   dout (N, cols)
 template <bool ALIGNED>
-__global__ void bias_backward_kernel(float* partials, Matrix dout, int N, int cols, int chunk_rows) {
+__global__ void bias_backward_kernel(float* partials, Matrix dout, int N, int cols,
+                                     int chunk_rows) {
     __shared__ float of_warp[BIAS_WARPS][BIAS_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int c = blockIdx.x * BIAS_COLUMNS + lane * PACK;
@@ -100,7 +102,7 @@ void bias_backward(Grad dbias, Rows dout, int N, int cols) {
     sum_partials(dbias, partials, cols, chunks, cols);
 }
 
-// ---- the norm ------------------------------------------------------------------------------------
+// ---- the norm -----------------------------------------------------------------------------------
 
 // Work: a block of 128 threads a NORM_BLOCK, a thread 8 neighbours; then a tree over threads.
 // Bytes: elems of grad + 8 a block. FLOPs: 2 an element, in double. Bound: device memory bandwidth
@@ -143,9 +145,15 @@ namespace {
 // Calls run(grad in its own type).
 template <class Run> void with_type(const void* p, DType dtype, Run run) {
     switch (dtype) {
-    case DTYPE_FP32: run(static_cast<const float*>(p)); break;
-    case DTYPE_BF16: run(static_cast<const __nv_bfloat16*>(p)); break;
-    case DTYPE_FP16: run(static_cast<const __half*>(p)); break;
+    case DTYPE_FP32:
+        run(static_cast<const float*>(p));
+        break;
+    case DTYPE_BF16:
+        run(static_cast<const __nv_bfloat16*>(p));
+        break;
+    case DTYPE_FP16:
+        run(static_cast<const __half*>(p));
+        break;
     }
 }
 
@@ -166,7 +174,7 @@ void norm_partials(double* partials, const void* grad, DType grad_dtype, size_t 
     });
 }
 
-// ---- non-finite elements -------------------------------------------------------------------------
+// ---- non-finite elements ------------------------------------------------------------------------
 
 namespace {
 
@@ -176,7 +184,8 @@ struct NonFinite {
 
 } // namespace
 
-// Work: a thread every gridDim * 256th element of each segment. For the error path: speed is no aim.
+// Work: a thread every gridDim * 256th element of each segment. For the error path: speed is no
+// aim.
 template <class G>
 __global__ void find_nonfinite_kernel(NonFinite* found, const G* grad,
                                       const __grid_constant__ SegmentTable table) {
@@ -209,7 +218,7 @@ long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments,
     return result.count > 0 ? (long)result.first : -1;
 }
 
-// ---- folding -------------------------------------------------------------------------------------
+// ---- folding ------------------------------------------------------------------------------------
 
 namespace {
 
@@ -226,13 +235,16 @@ template <class A, class S, bool ALIGNED>
 __global__ void fold_kernel(A* acc, bool accumulate, const __grid_constant__ FoldSources sources,
                             size_t elems) {
     size_t stride = (size_t)gridDim.x * THREADS * GROUP;
-    for (size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) * GROUP; at < elems; at += stride) {
+    for (size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) * GROUP; at < elems;
+         at += stride) {
         int valid = elems - at < GROUP ? (int)(elems - at) : GROUP;
         bool whole = ALIGNED && valid == GROUP;
-        float sum[GROUP];
+        float sum[GROUP] = {};
         auto read = [&](float(&x)[GROUP], auto* p) {
-            if (whole) load_pack(x, p + at);
-            else load<false>(x, p + at, valid);
+            if (whole)
+                load_pack(x, p + at);
+            else
+                load<false>(x, p + at, valid);
         };
         if (accumulate) read(sum, acc);
         for (int s = 0; s < sources.count; s++) {
@@ -243,8 +255,10 @@ __global__ void fold_kernel(A* acc, bool accumulate, const __grid_constant__ Fol
                 sum[i] = widen(narrow<A>(s == 0 && !accumulate ? x[i] : sum[i] + x[i]));
             }
         }
-        if (whole) store_pack(acc + at, sum);
-        else store<false>(acc + at, sum, valid);
+        if (whole)
+            store_pack(acc + at, sum);
+        else
+            store<false>(acc + at, sum, valid);
     }
 }
 
@@ -270,7 +284,7 @@ void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* source
     });
 }
 
-// ---- conversion ----------------------------------------------------------------------------------
+// ---- conversion ---------------------------------------------------------------------------------
 
 // Elements [begin, end), a thread 8 neighbours. All threads of a block have read before one writes.
 // Bytes: one read and one write of each element. Bound: device memory bandwidth.
@@ -280,11 +294,15 @@ __global__ void convert_kernel(D* dst, const S* src, size_t begin, size_t end) {
     int valid = at < end ? (int)(end - at < GROUP ? end - at : GROUP) : 0;
     bool whole = ALIGNED && valid == GROUP;
     float x[GROUP];
-    if (whole) load_pack(x, src + at);
-    else load<false>(x, src + at, valid);
+    if (whole)
+        load_pack(x, src + at);
+    else
+        load<false>(x, src + at, valid);
     __syncthreads();
-    if (whole) store_pack(dst + at, x);
-    else store<false>(dst + at, x, valid);
+    if (whole)
+        store_pack(dst + at, x);
+    else
+        store<false>(dst + at, x, valid);
 }
 
 void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems,
@@ -299,7 +317,8 @@ void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_
             using S = std::remove_const_t<std::remove_pointer_t<decltype(s)>>;
             auto kernel = aligned ? convert_kernel<D, S, true> : convert_kernel<D, S, false>;
             // Narrowing in place: elements [begin, 2 begin) land on [begin / 2, begin), which an
-            // earlier launch has read. The first launch is one block, whose barrier keeps the order.
+            // earlier launch has read. The first launch is one block, whose barrier keeps the
+            // order.
             constexpr size_t BLOCK = (size_t)THREADS * GROUP;
             size_t begin = 0, end = narrows_in_place ? min_size(BLOCK, elems) : elems;
             while (begin < elems) {

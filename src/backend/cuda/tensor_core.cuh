@@ -1,11 +1,13 @@
 // backend/cuda/tensor_core.cuh - matrix products of a warp, matrix loads, asynchronous copies.
 //
 // PTX under nvcc (sm_80 and later), the CPU layer's emulation of the same lane layout otherwise.
-// Every function but the copies is an operation of the whole warp: all 32 lanes call it together.
+// Every function but copies and exp2_approx is an operation of the whole warp: all 32 lanes call it
+// together.
 //
 // Fragments of D(16,8) = A(16,16) * B(16,8) + C(16,8), with g = lane / 4 and q = lane % 4; each
 // 32-bit register holds two neighbouring 16-bit elements, the lower index in the lower half:
-//   a[0] = A(g,   2q..2q+1)   a[1] = A(g+8, 2q..2q+1)   a[2] = A(g, 2q+8..2q+9)   a[3] = A(g+8, 2q+8..2q+9)
+//   a[0] = A(g, 2q..2q+1)     a[1] = A(g+8, 2q..2q+1)
+//   a[2] = A(g, 2q+8..2q+9)   a[3] = A(g+8, 2q+8..2q+9)
 //   b[0] = B(2q..2q+1, g)     b[1] = B(2q+8..2q+9, g)
 //   c[0], c[1] = C(g, 2q), C(g, 2q+1)      c[2], c[3] = C(g+8, 2q), C(g+8, 2q+1)      d as c
 // Source: PTX ISA 9.0, "Matrix fragments for mma.m16n8k16 with floating point type".
@@ -58,7 +60,8 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
-// Two matrices, rows named by lanes 0 to 15; the other lanes' addresses are not used but must be valid.
+// Two matrices, rows named by lanes 0 to 15; the other lanes' addresses are not used but must be
+// valid.
 __device__ inline void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])
@@ -71,6 +74,14 @@ __device__ inline void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
                  : "=r"(r[0]), "=r"(r[1])
                  : "r"(shared_address(row))
                  : "memory");
+}
+
+// 2^x to about 2 units in the last place, in one instruction: results below 2^-126 become 0. exp2f,
+// without fast-math, spends three more on those.
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // Starts a copy of 16 bytes from global to shared memory, both aligned to 16, past the L1 cache.
@@ -121,6 +132,7 @@ inline void ldmatrix_x2(uint32_t (&r)[2], const void* row, EMU_HERE) {
 inline void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row, EMU_HERE) {
     emu::ldmatrix<2, true>(r, row, EMU_SITE);
 }
+inline float exp2_approx(float x) { return exp2f(x); }
 inline void cp_async16(void* shared, const void* global, EMU_HERE) {
     emu::cp_async(shared, global, 16, EMU_SITE);
 }
