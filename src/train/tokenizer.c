@@ -72,7 +72,7 @@ bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* train_da
     if (!path) path = find_file(train_data, found);
     if (!path) {
         warn("no " FILE_NAME " beside the data or here, samples are printed as token ids; "
-             "the scripts in data/ write it; or --tokenizer FILE");
+             "python3 data/tokenizer.py makes it; or --tokenizer FILE");
         return true;
     }
     FILE* file = fopen(path, "rb");
