@@ -59,10 +59,13 @@ inline void msan_set_undefined(const void* p, size_t bytes) { __msan_allocated_m
 inline void msan_check_defined(const void* p, size_t bytes) {
     __msan_check_mem_is_initialized(p, bytes);
 }
+// For a text that came from code which is not instrumented.
+inline void msan_set_text_defined(const char* text) { __msan_unpoison_string(text); }
 #else
 constexpr bool IS_MSAN = false;
 inline void msan_set_undefined(const void*, size_t) {}
 inline void msan_check_defined(const void*, size_t) {}
+inline void msan_set_text_defined(const char*) {}
 #endif
 
 // A key is any byte that lives as long as it is used; release publishes what the running fiber has

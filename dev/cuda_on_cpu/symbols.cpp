@@ -2,6 +2,7 @@
 //
 // dladdr() would know exported functions only, and kernels are often static.
 #include "report.h"
+#include "sanitizer.h"
 
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -79,6 +80,7 @@ const char* function_name(const void* code) {
     if (!*mangled) return "?";
     int status;
     char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+    if (demangled) msan_set_text_defined(demangled);
     name = shorten(demangled ? demangled : mangled);
     free(demangled);
     return name.c_str();

@@ -99,13 +99,34 @@ test_clean() { # program mode argument
     else fail "$1 $2" "$output"; fi
 }
 
+run_ranks() { # ranks mode argument
+    # Open MPI leaks by itself.
+    env $(settings_of "$2") ASAN_OPTIONS=detect_leaks=0 timeout -k 5 60 mpirun -np "$1" --oversubscribe \
+        --mca mpi_yield_when_idle 1 "$OUT/$(build_of "$2")/nccl" $3 2>&1
+}
+
 test_nccl() { # ranks mode
     local output
-    output=$(env $(settings_of "$2") timeout -k 5 60 mpirun -np "$1" --oversubscribe \
-        --mca mpi_yield_when_idle 1 "$OUT/$(build_of "$2")/nccl" 2>&1)
+    output=$(run_ranks "$1" "$2")
     if [[ $? -eq 0 && $output != *Sanitizer* && $output != *cuda_on_cpu:* ]]; then
         ok "nccl $1 ranks $2"
     else fail "nccl $1 ranks $2" "$output"; fi
+}
+
+test_nccl_disagreement() { # ranks
+    local output
+    output=$(run_ranks "$1" plain disagree)
+    if [[ $output == *"ranks disagree"* ]]; then ok "nccl $1 ranks disagree"
+    else fail "nccl $1 ranks disagree" "$output"; fi
+}
+
+# A setting of the environment, and what a program then does.
+test_setting() { # setting exit-code program argument
+    local output code
+    output=$(env "$1" "$OUT/gcc-0/$3" $4 2>&1)
+    code=$?
+    if [[ $code -eq $2 ]]; then ok "setting $1"
+    else fail "setting $1" "exit code $code: $output"; fi
 }
 
 # Every wait of a correct two-stream program is taken away in turn; each must be missed.
@@ -175,7 +196,7 @@ add() {
 }
 
 list() {
-    local program mode name modes entry
+    local program mode name modes entry edges edge ranks arch setting code argument
     for program in intrinsics kernels tensor_core runtime cublaslt edges; do
         for mode in $CLEAN_MODES; do
             add "$(build_of "$mode")" "$program $mode" test_clean $program "$mode"
@@ -190,11 +211,21 @@ list() {
             add "$(build_of "$mode")" "bug $name $mode" test_bug "$name" "$mode" "${entry#*=}"
         done
     done
+    edges=$(CUDA_ON_CPU_LIST_EDGES=1 run plain edges | grep -c awaited)
     for mode in lazy tsan; do
-        for edge in $(seq "$(grep -c 'EDGE' tests/edges.cu)"); do
-            add "$(build_of "$mode")" "edge $edge missed $mode" test_edge "$edge" $mode
+        for edge in $(seq $((edges > 0 ? edges : 1))); do
+            add "$(build_of $mode)" "edge $edge missed $mode" test_edge "$edge" $mode
         done
     done
+    while read -r setting code program argument; do
+        add gcc-0 "setting $setting" test_setting "$setting" "$code" "$program" "$argument"
+    done <<'END'
+CUDA_ON_CPU_DEVICES=0 0 runtime no_device
+CUDA_ON_CPU_NO_EPILOGUES=1 0 cublaslt no_epilogues
+CUDA_ON_CPU_HIDE=0 0 bugs host_reads_device_memory
+CUDA_ON_CPU_ORDER=backwards 2 kernels
+CUDA_ON_CPU_LAZZY=1 2 kernels
+END
     for mode in plain lazy asan; do
         for ranks in 1 2 3 4; do
             [[ $mode == asan && $ranks != 2 ]] && continue
@@ -203,6 +234,8 @@ list() {
             elif wanted "$name"; then printf '%q ' skip "$name" "no Open MPI"; echo; fi
         done
     done
+    name="nccl 2 ranks disagree"
+    [[ $MPI == 1 ]] && add gcc-0 "$name" test_nccl_disagreement 2
     for program in kernels tensor_core intrinsics; do
         for arch in sm_80 sm_90 sm_100; do
             name="nvcc $program $arch"

@@ -144,14 +144,16 @@ template <bool FIXED> void null_pointer_in_kernel(Stage& s) {
 // ---- shared memory ----------------------------------------------------------
 
 template <bool FIXED> __global__ void static_shared_kernel(float* out, int n) {
-    __shared__ float s[32];
+    __shared__ float array[32];
+    float* s = array; // or UBSan sees the index first
     if (!FIXED || static_cast<int>(threadIdx.x) + 1 < n) s[threadIdx.x + 1] = 1;
     if (threadIdx.x == 0) s[0] = 1;
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x];
 }
 __global__ void static_shared_plain_kernel(float* out, int n) { // clang sees it here as well
-    __shared__ float s[32];
+    __shared__ float array[32];
+    float* s = array;
     if (static_cast<int>(threadIdx.x) + 1 < n) s[threadIdx.x + 1] = 1;
     if (threadIdx.x == 0) s[0] = 1;
     __syncthreads();

@@ -288,7 +288,7 @@ __global__ void transpose_kernel(float* out, const float* in, int rows, int cols
 
 void test_elementwise() {
     const int n = 1000, padded = 1024, rows = 45, cols = 39;
-    Device<bf16> a(random_vector<bf16>(padded, 3)), b(random_vector<bf16>(padded)), out(padded);
+    Device<bf16> a(random_vector<bf16>(padded, 3)), b(random_vector<bf16>(padded)), out(n);
     Device<bf16> sum(padded), rounded(n);
     Device<float> p(random_vector<float>(n)), m(n), v(n), g(random_vector<float>(n)), partial(5);
     Device<float> norm(1), matrix(random_vector<float>(rows * cols)), transposed(rows * cols);

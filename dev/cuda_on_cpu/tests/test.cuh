@@ -65,7 +65,11 @@ template <class T> struct Device {
     void set(const std::vector<T>& host) {
         CUDACHECK(cudaMemcpy(p, host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
     }
-    void set_zero() { CUDACHECK(cudaMemset(p, 0, count * sizeof(T))); }
+    void
+    set_zero() { // done when it returns: streams that do not wait for the null stream may follow
+        CUDACHECK(cudaMemset(p, 0, count * sizeof(T)));
+        CUDACHECK(cudaDeviceSynchronize());
+    }
     std::vector<T> get() const {
         std::vector<T> host(count);
         CUDACHECK(cudaDeviceSynchronize());
