@@ -21,7 +21,17 @@ from pathlib import Path
 
 import cases
 import make_data
-from cases import ROOT, TRAINER, case, expect_equal, expect_fails, expect_works, mpirun, run, trainer
+from cases import (
+    ROOT,
+    TRAINER,
+    case,
+    expect_equal,
+    expect_fails,
+    expect_works,
+    mpirun,
+    run,
+    trainer,
+)
 
 TIER = os.environ.get("TEST_TIER", "quick")
 MODEL = "L=2,NH=2,C=32,V=256,T=16"
@@ -65,7 +75,21 @@ def start(folder, out, ranks=1, stage=0, *options):
 def resume(folder, out, ranks=1, stage=0, *options):
     """Goes on with what the checkpoint knows; -b is not part of it."""
     return train(
-        folder, ranks, "-i", "train_*.bin", "-o", out, "-y", 1, "-b", 1, "-s", 0, "-z", stage, *options
+        folder,
+        ranks,
+        "-i",
+        "train_*.bin",
+        "-o",
+        out,
+        "-y",
+        1,
+        "-b",
+        1,
+        "-s",
+        0,
+        "-z",
+        stage,
+        *options,
     )
 
 
@@ -278,7 +302,9 @@ def a_signal_stops_all_ranks_at_one_step(folder):
     expect_works(train(folder, 1, *LONG, "-o", "whole", "--stop-at", step + 2))
     last = f"step_{step + 2:08d}"
     for name in [*FILES, "state.json"]:
-        expect_equal((out / last / name).read_bytes(), (folder / "whole" / last / name).read_bytes())
+        expect_equal(
+            (out / last / name).read_bytes(), (folder / "whole" / last / name).read_bytes()
+        )
 
 
 @case(trainer)
@@ -414,7 +440,9 @@ def disk_full_in_the_middle(folder):
 def file_limit_in_the_middle(folder):
     """A file size limit hits in the middle of a write; SIGXFSZ must not kill the run."""
     write_data(folder)
-    words = command(1, "-i", "train_*.bin", "-e", MODEL, *BATCH, "-x", 6, "-n", 2, "-s", 0, "-o", "out")
+    words = command(
+        1, "-i", "train_*.bin", "-e", MODEL, *BATCH, "-x", 6, "-n", 2, "-s", 0, "-o", "out"
+    )
     text = " ".join(f"'{word}'" for word in words)
     result = run("bash", "-c", f"ulimit -f 100; exec {text}", folder=folder)
     expect_equal(result.returncode, 4)
@@ -434,14 +462,17 @@ def tensors_of(path):
     header.pop("__metadata__", None)
     body = data[8 + length :]
     return {
-        name: (entry["shape"], body[slice(*entry["data_offsets"])]) for name, entry in header.items()
+        name: (entry["shape"], body[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
     }
 
 
 def transposed(shape, data):
     rows, columns = shape
     values = struct.unpack(f"<{rows * columns}I", data)
-    return struct.pack(f"<{rows * columns}I", *(v for c in range(columns) for v in values[c::columns]))
+    return struct.pack(
+        f"<{rows * columns}I", *(v for c in range(columns) for v in values[c::columns])
+    )
 
 
 def llmc_file(tensors, L, NH, C, V, T, version):
@@ -472,7 +503,11 @@ def safetensors_file(tensors, prefix="", dtype="F32", extra=()):
         if dtype == "BF16":
             data = b"".join(data[i + 2 : i + 4] for i in range(0, len(data), 4))
         full = name if name == "lm_head.weight" else prefix + name
-        entries[full] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        entries[full] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
         body += data
     header = json.dumps(entries).encode()
     return struct.pack("<Q", len(header)) + header + body
@@ -491,7 +526,9 @@ def other_model_files(folder):
     mask = ("h.0.attn.bias", ([1, 1, 16, 16], bytes(4 * 256)))
     head = ("lm_head.weight", tensors["wte.weight"])
     models = {
-        "prefixed": {"model.safetensors": safetensors_file(tensors, "transformer.", extra=[head, mask])},
+        "prefixed": {
+            "model.safetensors": safetensors_file(tensors, "transformer.", extra=[head, mask])
+        },
         "rounded": {"model.safetensors": safetensors_file(rounded)},
         "brain": {"model.safetensors": safetensors_file(rounded, dtype="BF16")},
         "sharded": {},
@@ -500,7 +537,9 @@ def other_model_files(folder):
     for i, part in enumerate((names[:11], names[11:])):
         models["sharded"][f"part{i}.safetensors"] = safetensors_file({n: tensors[n] for n in part})
     weight_map = {name: f"part{int(name not in names[:11])}.safetensors" for name in names}
-    models["sharded"]["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    models["sharded"]["model.safetensors.index.json"] = json.dumps(
+        {"weight_map": weight_map}
+    ).encode()
     for name, files in models.items():
         (folder / name).mkdir()
         shutil.copy(whole / "latest/config.json", folder / name)
@@ -578,8 +617,7 @@ def full_tier():
 def saving_124M_takes_one_unit(folder):
     """Stage 3 on four ranks: peak memory with and without a save, and speed of save and load."""
     write_data(folder)
-    shutil.copy(ROOT / "README.md", folder / "text.txt")
-    base = ("-i", "text.txt", "-e", "d12", "-b", 1, "-t", 16, "-x", 1, "-s", 0, "-z", 3)
+    base = ("-i", "train_*.bin", "-e", "d12", "-b", 1, "-t", 16, "-x", 1, "-s", 0, "-z", 3)
 
     def peaks(*options):
         measured = [*command(4, *base, *options)]

@@ -431,10 +431,11 @@ static void publish_directory(Save* save) {
         return;
     }
     kill_point(save);
+    path_join(latest, out, "latest");
     path_join(link_temporary, out, ".step_latest.tmp");
     unlink(link_temporary);
-    if (symlink(name, link_temporary) != 0 ||
-        rename(link_temporary, path_join(latest, out, "latest")) != 0 || !sync_directory(out)) {
+    if (symlink(name, link_temporary) != 0 || rename(link_temporary, latest) != 0 ||
+        !sync_directory(out)) {
         error_set(save->error, EXIT_FILE_IO, "%s: cannot replace it: %s", latest, strerror(errno));
     }
     kill_point(save);
@@ -474,7 +475,7 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
         write_text_file(&save, "state.json", state_to_json(state, save.files));
         report->bytes = save.current.bytes;
         for (int i = 0; i < NUM_CHECKPOINT_FILES; i++) report->bytes += save.files[i].bytes;
-        if (is_writing(&save)) publish_directory(&save);
+        publish_directory(&save);
         if (is_writing(&save)) delete_old(checkpoints, state->step);
         const char* temporary = strrchr(save.temporary, '/') + 1;
         if (!is_writing(&save)) remove_flat(checkpoints->out, temporary);
