@@ -33,6 +33,10 @@ def trainer():
     return None if os.access(TRAINER, os.X_OK) else f"no {TRAINER.name}"
 
 
+def ci_tier():
+    return "not in the quick tier" if os.environ.get("TEST_TIER") == "quick" else None
+
+
 def mpirun():
     return None if shutil.which("mpirun") else "no mpirun"
 

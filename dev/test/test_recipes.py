@@ -10,14 +10,13 @@
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 
 import cases
-from cases import ROOT, TRAINER, case, expect_equal, expect_works, mpirun, run, trainer
+from cases import ROOT, TRAINER, case, ci_tier, expect_equal, expect_works, mpirun, run, trainer
 from hub import Hub
 from samples import MODULES, script, shard_16, wait_for
 
@@ -334,6 +333,13 @@ def test_llmc_command_lines(folder):
 TINY = ("-e", "L=1,NH=2,C=16,V=257,T=32", "-b", 2, "-x", 5, "-v", 0, "-s", 0, "-l", 1e-2)
 
 
+def on_ranks(ranks, *words, folder):
+    launch = ("mpirun", "-np", ranks, "--oversubscribe", "--mca", "mpi_yield_when_idle", 1)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
+    limit = ("timeout", "-k", 5, 300)
+    return run(*limit, *launch, TRAINER, *words, folder=folder, timeout=310, **root)
+
+
 def events(folder, kind):
     lines = (folder / "log.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
@@ -435,31 +441,8 @@ def test_hellaswag_on_any_ranks(folder):
     for ranks in (1, 2, 3, 4):
         for stage in (0, 3):
             out = folder / f"out{ranks}{stage}"
-            launch = ("mpirun", "-np", ranks, "--oversubscribe", "--mca", "mpi_yield_when_idle", 1)
-            expect_works(
-                run(
-                    "timeout",
-                    "-k",
-                    5,
-                    100,
-                    *launch,
-                    TRAINER,
-                    "-i",
-                    folder / "a.bin",
-                    "-o",
-                    out,
-                    *TINY,
-                    "-x",
-                    0,
-                    "-h",
-                    1,
-                    "-z",
-                    stage,
-                    folder=folder,
-                    OMPI_ALLOW_RUN_AS_ROOT=1,
-                    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1,
-                )
-            )
+            words = ("-i", folder / "a.bin", "-o", out, *TINY, "-x", 0, "-h", 1, "-z", stage)
+            expect_works(on_ranks(ranks, *words, folder=folder))
             (event,) = events(out, "eval")
             expect_equal((event["name"], event["total"]), ("hellaswag", 5))
             results.add((event["correct"], event["accuracy"]))
@@ -470,10 +453,26 @@ def test_hellaswag_on_any_ranks(folder):
 @case(trainer)
 def test_largest_model_plan(folder):
     """What of the 1558M model fits into 80 GB on 8 ranks."""
-    result = expect_works(
-        run(TRAINER, "--plan", "-e", "d48", "-z", "all", "--ranks", 8, "--memory-gb", 80)
-    )
-    assert re.search(r"stage", result.stdout + result.stderr), result.stdout
+    command = (TRAINER, "--plan", "-e", "d48", "-z", "all", "--ranks", 8, "--memory-gb", 80)
+    stages = json.loads(expect_works(run(*command, "--json")).stdout)["stages"]
+    peaks = [stage["peak"] for stage in stages]
+    expect_equal([stage["stage"] for stage in stages], [0, 1, 2, 3])
+    expect_equal(peaks, sorted(peaks, reverse=True))
+    fitting = [str(stage["stage"]) for stage in stages if stage["peak"] <= 80e9]
+    assert f"{', '.join(fitting)} fit into 80 GB" in run(*command).stdout, fitting
+
+
+@case(ci_tier, trainer, mpirun)
+def test_largest_model_rehearsal(folder):
+    """The 1558M model's C, V and T with two layers at stage 3 on 8 ranks."""
+    (folder / "a.bin").write_bytes(shard_16([i * 7919 % 50257 for i in range(2000)]))
+    words = ("-i", folder / "a.bin", "-o", folder / "out", "-b", 1, "-t", 128, "-x", 1, "-z", 3)
+    model = ("-e", "L=2,NH=25,C=1600,V=50257,T=1024", "-v", 0, "-s", 0, "-n", -1)
+    expect_works(on_ranks(8, *words, *model, folder=folder))
+    (step,), (end,) = events(folder / "out", "step"), events(folder / "out", "end")
+    assert 10 < step["loss"] < 12, step
+    assert end["peak_bytes"] * 8 < 16e9, end
+    return f"{end['peak_bytes'] / 2**30:.1f} GiB a rank"
 
 
 if __name__ == "__main__":
