@@ -1,7 +1,7 @@
 // dev/test/test_dataloader.c - shards good and bad, the order of samples, identity.
 //
-// Tokens are their own address where the order is looked at (uint32 shards: shard * 10000 + position),
-// so that a sample says where it comes from.
+// Where the order is looked at, tokens are their own address (uint32 shards: shard * 10000 +
+// position), so that a sample says where it comes from.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static DataConfig config_of(const char* name, int V, uint64_t samples_per_step) 
     return config;
 }
 
-// ---- order ---------------------------------------------------------------------------------------
+// ---- order --------------------------------------------------------------------------------------
 
 static void open_addresses(DataLoader* loader, uint64_t samples_per_step) {
     Error error = {0};
@@ -171,7 +171,7 @@ static void test_validation(void) {
     dataloader_close(&loader);
 }
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 // Opening must fail with code 2 in one line that holds the name and all of `says` (separated by |).
 static void refuses(const char* name, int V, uint64_t samples, const char* says) {

@@ -78,7 +78,7 @@ void report_init(Report* report, FILE* out) {
     report->out = out;
     // Open MPI gives ranks a terminal as stdout wherever the output goes; its stderr tells the truth.
     report->is_terminal = out && isatty(fileno(out)) && isatty(STDERR_FILENO);
-    report->first_loss = report->last_loss = report->last_val_loss = NAN;
+    report->first_loss = report->last_loss = report->last_val_loss = (double)NAN;
 }
 
 // ---- start ---------------------------------------------------------------------------------------
