@@ -461,7 +461,7 @@ def build(options, data_set, train, input_bytes, sources, val=None):
     if options.tokenizer != "bytes":
         (staging / shard.TOKENIZER_FILE).write_bytes(vocabulary)
     data_set.finish(staging, tokenizer=about_tokenizer, sources=sources(), **counts, shards=shards)
-    report(data_set, shards)
+    report(data_set, shards, coder.vocab_size)
 
 
 def _write(encoded, targets, counts, bar):
@@ -480,7 +480,7 @@ def _write(encoded, targets, counts, bar):
             break
 
 
-def report(data_set, shards):
+def report(data_set, shards, vocab_size):
     """What a person wants to know at the end: the counts, and how to train on it."""
     for split, files in shards.items():
         tokens = sum(file["tokens"] for file in files)
@@ -488,8 +488,12 @@ def report(data_set, shards):
             f"{split:5s} {tokens:>14,} tokens in {len(files)} file{'s' if len(files) != 1 else ''}"
         )
     here = os.path.relpath(data_set.folder)
-    val = f' -j "{here}/{data_set.prefix}_val*.bin"' if shards.get("val") else ""
-    print(f'train on it: ./train_gpt2 -i "{here}/{data_set.prefix}_train*.bin"{val}')
+    words = [f'-i "{here}/{data_set.prefix}_train*.bin"']
+    if shards.get("val"):
+        words.append(f'-j "{here}/{data_set.prefix}_val*.bin"')
+    if vocab_size != 50257:
+        words.append(f"-e L=4,NH=4,C=128,V={vocab_size}")
+    print("train on it: ./train_gpt2", *words)
 
 
 def fetched(options, files, read):

@@ -2,8 +2,8 @@
 # data/fineweb.py - FineWeb and FineWeb-Edu: cleaned text of the web, 10 or 100 billion tokens.
 #
 # Two ways to the same shards: the published parquet files tokenised here, or with --ready shards
-# that others have tokenised with GPT-2's vocabulary (20 GB instead of 28 GB to fetch for 10B, and
-# no hour of work). The first 100 million tokens are the validation set, in both.
+# that others have tokenised with GPT-2's vocabulary (20 GB instead of 28 GB to fetch for 10B).
+# The first 100 million tokens are the validation set, in both.
 #
 # Source: Penedo et al. 2024, arXiv:2406.17557;
 # https://huggingface.co/datasets/HuggingFaceFW/fineweb and .../fineweb-edu, under ODC-By 1.0. Ready
@@ -103,7 +103,7 @@ def fetch_ready(options, data_set):
         sources=[f"{options.source}/datasets/{repository}"],
         shards=shards,
     )
-    corpus.report(data_set, shards)
+    corpus.report(data_set, shards, coder.vocab_size)
 
 
 def main():

@@ -83,8 +83,10 @@ recipe() {
         echo "recipe: no program $TRAINER: make builds it, or TRAINER=./train_gpt2 for the CPU" >&2
         exit 2
     fi
-    "$TRAINER" --plan --ranks "$NP" --memory-gb "$GPU_GB" "${options[@]}" || exit
-    "$TRAINER" --dry-run --ranks "$NP" "${options[@]}" || exit
+    # A Slurm job script has the variable of its ranks, but is none of them.
+    local alone=(env -u SLURM_NTASKS "$TRAINER")
+    "${alone[@]}" --plan --ranks "$NP" --memory-gb "$GPU_GB" "${options[@]}" || exit
+    "${alone[@]}" --dry-run --ranks "$NP" "${options[@]}" || exit
     [[ -z $only_check ]] || exit 0
     recipe_run
     exit
