@@ -359,6 +359,9 @@ static void test_damage(void) {
         {"truncated", "truncate -s -1 out/step_00000002/model.safetensors", "model.safetensors: "},
         {"emptied", "truncate -s 0 out/step_00000002/optimizer.safetensors", "0 bytes, expected"},
         {"grown", "echo >> out/step_00000002/config.json", "config.json: "},
+        {"config of another model",
+         "sed -i 's/\"n_head\": 2/\"n_head\": 4/' out/step_00000002/config.json",
+         "another model than state.json"},
         {"a bit flipped",
          "printf '\\377' | dd of=out/step_00000002/optimizer.safetensors bs=1 seek=9999 "
          "conv=notrunc "

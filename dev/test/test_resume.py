@@ -593,7 +593,7 @@ def both_precisions():
     return f"build/cpu-{missing[0]} is not built" if missing else None
 
 
-@case(both_precisions)
+@case(trainer, both_precisions)
 def another_precision_follows_the_curve(folder):
     whole = reference(folder)
     curve = [event["loss"] for event in events(whole, "step")]

@@ -169,6 +169,18 @@ static bool verify_file(const char* path, const CheckpointFile* expected, Error*
     return ok;
 }
 
+// The model that config.json describes is the one that was trained.
+static bool verify_config(const char* dir, const GPT2Config* expected, Error* error) {
+    char path[PATH_MAX];
+    GPT2Config config;
+    if (!model_file_config(&config, path_join(path, dir, checkpoint_file_name(CHECKPOINT_CONFIG)),
+                           error)) {
+        return false;
+    }
+    if (memcmp(&config, expected, sizeof(config)) == 0) return true;
+    return error_set(error, EXIT_USAGE, "%s: is of another model than state.json", path);
+}
+
 // Reads and verifies one step directory; its state.json is left in *text for the other ranks.
 static bool verify_checkpoint(const char* dir, long step, char** text, size_t* length,
                               Error* error) {
@@ -180,6 +192,7 @@ static bool verify_checkpoint(const char* dir, long step, char** text, size_t* l
     if (!state_from_json(&state, files, *text, *length, path, error)) return false;
     bool ok = state.step == step;
     if (!ok) error_set(error, EXIT_USAGE, "%s: step is %ld, expected %ld", path, state.step, step);
+    ok = ok && verify_config(dir, &state.model, error);
     for (int i = 0; i < NUM_CHECKPOINT_FILES && ok; i++) {
         ok = verify_file(path_join(path, dir, checkpoint_file_name(i)), &files[i], error);
     }
@@ -389,7 +402,7 @@ static void write_tensors(Save* save, int file, const StateKind* kinds, const ch
 
 static bool sync_directory(const char* path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool ok = fd >= 0 && fsync(fd) == 0;
+    bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL); // some file systems cannot
     if (fd >= 0) close(fd);
     return ok;
 }

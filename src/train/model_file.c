@@ -183,7 +183,7 @@ static bool open_index(ModelFile* file, const char* dir, const char* index_path,
     return error->code == 0;
 }
 
-static bool read_config(GPT2Config* config, const char* path, Error* error) {
+bool model_file_config(GPT2Config* config, const char* path, Error* error) {
     size_t length;
     char* text = json_read_file(path, CONFIG_JSON_MAX, &length, error);
     bool ok = text && config_from_json(config, text, length, path, error);
@@ -224,7 +224,7 @@ static bool open_directory(ModelFile* file, const char* dir, Error* error) {
                          exists(latest) ? "; its newest checkpoint is " : "",
                          exists(latest) ? latest : "");
     }
-    if (!read_config(&file->config, config_path, error)) return false;
+    if (!model_file_config(&file->config, config_path, error)) return false;
     if (exists(weights_path)) return open_shard(file, weights_path, error);
     if (exists(index_path)) return open_index(file, dir, index_path, error);
     return error_set(error, EXIT_USAGE, "%s: has neither model.safetensors nor its index", dir);
@@ -237,7 +237,7 @@ static bool open_safetensors_file(ModelFile* file, Error* error) {
     snprintf(slash ? slash + 1 : config_path,
              sizeof(config_path) - (size_t)(slash ? slash + 1 - config_path : 0), "config.json");
     if (!open_shard(file, file->path, error)) return false;
-    return !exists(config_path) || read_config(&file->config, config_path, error);
+    return !exists(config_path) || model_file_config(&file->config, config_path, error);
 }
 
 static bool open_hugging_face(ModelFile* file, bool is_directory, Error* error) {

@@ -35,6 +35,9 @@ typedef struct {
 bool model_file_open(ModelFile* file, const char* path, Comm* comm, Error* error);
 void model_file_close(ModelFile* file);
 
+// Reads a config.json.
+bool model_file_config(GPT2Config* config, const char* path, Error* error);
+
 // Elements [first, first + count) of tensor `tensor` of file->table as fp32, in published layout.
 // On the rank that opened it.
 bool model_file_read(const ModelFile* file, int tensor, size_t first, size_t count, float* out,
