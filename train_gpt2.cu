@@ -615,6 +615,7 @@ static void close_run(Run* run) {
     step_free(&run->step);
     zero_destroy(run->zero);
     gpt2_free(&run->model);
+    run->comm->free(run->comm);
     ops_free();
     device_free_all();
     if (run->has_train) dataloader_close(&run->train);
@@ -712,6 +713,5 @@ int main(int argc, char** argv) {
     }
     watchdog_stop();
     close_run(&run);
-    run.comm->free(run.comm);
     return end.exit_code;
 }

@@ -54,6 +54,7 @@ void device_alloc_freeze(void);
 // may be used again (upload: reused; download: read). Download is a host sync.
 void device_upload(void* device, const void* host, size_t bytes);
 void device_download(void* host, const void* device, size_t bytes);
+// device_copy also takes pinned host memory on either side.
 void device_copy(void* dst, const void* src, size_t bytes, stream_t stream);
 void device_fill(void* dst, int byte, size_t bytes, stream_t stream); // byte 0xFF = NaN in floatX
 

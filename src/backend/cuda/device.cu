@@ -207,7 +207,7 @@ void device_download(void* host, const void* src, size_t bytes) {
 }
 
 void device_copy(void* dst, const void* src, size_t bytes, stream_t stream) {
-    CUDACHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_stream(stream)));
+    CUDACHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_stream(stream)));
 }
 
 void device_fill(void* dst, int byte, size_t bytes, stream_t stream) {

@@ -1,0 +1,270 @@
+// backend/comm/comm_nccl.cu - ranks connected by NCCL; MPI carries their small host messages.
+//
+// It takes an open MPI transport and replaces what touches device memory: same Comm, same sequence
+// numbers, same table, so the watchdog and ZERO_FAULT see no difference. Before each collective the
+// ranks' hosts meet (about 10 microseconds on one host), so that a rank which is elsewhere is named
+// before the GPUs can hang on it. All NCCL calls go to STREAM_COMM, from one thread, in one order.
+//
+// Exact reductions bring the pieces by grouped send and receive and add them with fold(), in rank
+// order; fast ones are ncclReduceScatter.
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/comm.h"
+#include "backend/comm/table.h"
+#include "backend/cuda/common.cuh"
+#include "backend/ops.h"
+
+#define NCCLCHECK(call)                                                                            \
+    do {                                                                                           \
+        ncclResult_t nccl_result_ = (call);                                                        \
+        if (nccl_result_ != ncclSuccess) nccl_fail(__FILE__, __LINE__, #call, nccl_result_);       \
+    } while (0)
+
+namespace {
+
+constexpr int RING = 16; // collectives whose end on the GPU is watched
+
+struct {
+    ncclComm_t nccl;
+    Comm* comm;
+    void (*mpi_free)(Comm*);
+    void (*mpi_abort)(int code);
+    char* exchange; // (comm_exchange_bytes) device: what arrives in exact reductions
+    // The end of collective seq is done[seq % RING]; those up to `finished` have ended.
+    event_t done[RING];
+    long queued[RING]; // seq, or 0
+    long finished;
+    double progress_seconds; // when one ended last
+} state;
+
+NO_RETURN void nccl_fail(const char* file, int line, const char* call, ncclResult_t result) {
+    const char* detail = state.nccl ? ncclGetLastError(state.nccl) : "";
+    die_at(file, line, EXIT_COMM,
+           "NCCL: %s: %s%s%s; NCCL_DEBUG=WARN says more; if links between GPUs are broken try "
+           "NCCL_P2P_DISABLE=1 or --comm mpi",
+           call, ncclGetErrorString(result), detail[0] ? ": " : "", detail);
+}
+
+ncclDataType_t nccl_type(DType dtype) {
+    return dtype == DTYPE_FP32 ? ncclFloat32 : dtype == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
+}
+
+cudaStream_t stream() { return cuda_stream(STREAM_COMM); }
+
+// ---- watching the GPU ---------------------------------------------------------------------------
+
+void mark_end(const Comm* comm) {
+    int slot = (int)(comm->seq % RING);
+    if (!state.done[slot]) state.done[slot] = event_create();
+    event_record(state.done[slot], STREAM_COMM);
+    state.queued[slot] = comm->seq;
+}
+
+// Runs now and then while the host waits for the GPU: errors that NCCL has met meanwhile, and
+// collectives that all ranks have queued but that do not end.
+void on_wait() {
+    ncclResult_t result = ncclSuccess;
+    NCCLCHECK(ncclCommGetAsyncError(state.nccl, &result));
+    if (result != ncclSuccess && result != ncclInProgress)
+        nccl_fail(__FILE__, __LINE__, "asynchronous error", result);
+
+    long oldest = 0; // that has not ended
+    bool progress = false;
+    for (int slot = 0; slot < RING; slot++) {
+        long seq = state.queued[slot];
+        if (seq == 0) continue;
+        if (event_is_done(state.done[slot])) {
+            state.queued[slot] = 0;
+            if (seq > state.finished) state.finished = seq, progress = true;
+        } else if (oldest == 0 || seq < oldest) {
+            oldest = seq;
+        }
+    }
+    double now = now_seconds();
+    if (progress || oldest == 0 || state.progress_seconds == 0) state.progress_seconds = now;
+    int timeout = state.comm->timeout_seconds;
+    if (timeout == 0 || now - state.progress_seconds < timeout) return;
+    char text[120];
+    comm_entry_text(&table_record(state.comm)->history[oldest % TABLE_HISTORY], text, sizeof text);
+    table_fail(state.comm->table,
+               "all ranks have queued %s, but the GPU of rank %d has not finished it for %d s; a "
+               "link between GPUs may be broken: try NCCL_P2P_DISABLE=1 or --comm mpi",
+               text, state.comm->rank, timeout);
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+void* nccl_alloc(Comm*, Ledger* ledger, const char* line, CommMemory) {
+    void* memory = device_alloc(ledger, line); // NCCL reads device memory: nothing is staged
+    if (strcmp(line, "exchange") == 0) state.exchange = static_cast<char*>(memory);
+    return memory;
+}
+
+void nccl_free_memory(Comm*) {}
+void nccl_expose(Comm*) {}       // events order what NCCL reads: it reads this rank's memory only
+void nccl_settle(Comm*, long) {} // by its own calls
+const void* nccl_peer_view(Comm*, const void*, int) { return nullptr; }
+
+// ---- collectives on device memory ---------------------------------------------------------------
+
+void nccl_all_gather(Comm* comm, void* full, const void* shard, size_t shard_elems, DType dtype,
+                     int unit) {
+    if (!comm_enter(comm, COMM_ALL_GATHER, unit, shard_elems)) return;
+    comm->meet(comm);
+    NCCLCHECK(ncclAllGather(shard, full, shard_elems, nccl_type(dtype), state.nccl, stream()));
+    mark_end(comm);
+    comm_leave(comm, COMM_ALL_GATHER, shard_elems * (size_t)(comm->world_size - 1),
+               dtype_bytes(dtype));
+}
+
+// Pieces of slice `rank` of every rank's `full`, added in rank order.
+void fold_from_all(const Comm* comm, char* acc, DType acc_dtype, bool accumulate, const char* full,
+                   size_t shard_elems, DType dtype) {
+    int N = comm->world_size, rank = comm->rank;
+    size_t size = dtype_bytes(dtype);
+    size_t slot_elems = comm_exchange_bytes(N) / (size_t)(N - 1) / size / 64 * 64;
+    CHECK(N <= FOLD_MAX_SOURCES, "--reduce exact over NCCL takes at most %d ranks, not %d",
+          (int)FOLD_MAX_SOURCES, N);
+    for (size_t done = 0; done < shard_elems; done += slot_elems) {
+        size_t n = min_size(slot_elems, shard_elems - done);
+        const void* sources[FOLD_MAX_SOURCES];
+        char* receive = state.exchange;
+        NCCLCHECK(ncclGroupStart());
+        for (int r = 0; r < N; r++) {
+            const char* piece = full + ((size_t)r * shard_elems + done) * size;
+            sources[r] = piece;
+            if (r == rank) continue;
+            sources[r] = receive;
+            NCCLCHECK(ncclSend(piece, n, nccl_type(dtype), r, state.nccl, stream()));
+            NCCLCHECK(ncclRecv(receive, n, nccl_type(dtype), r, state.nccl, stream()));
+            receive += slot_elems * size;
+        }
+        NCCLCHECK(ncclGroupEnd());
+        fold(acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources, dtype, N, n,
+             STREAM_COMM);
+    }
+}
+
+void nccl_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accumulate, void* full,
+                         size_t shard_elems, DType dtype, bool exact, int unit) {
+    if (!comm_enter(comm, COMM_REDUCE_SCATTER, unit, shard_elems)) return;
+    comm->meet(comm);
+    if (exact) {
+        fold_from_all(comm, static_cast<char*>(acc), acc_dtype, accumulate,
+                      static_cast<const char*>(full), shard_elems, dtype);
+    } else {
+        // In place in `full`, unless the sum may go straight to its place.
+        char* own =
+            static_cast<char*>(full) + (size_t)comm->rank * shard_elems * dtype_bytes(dtype);
+        bool direct = acc_dtype == dtype && !accumulate;
+        NCCLCHECK(ncclReduceScatter(full, direct ? acc : own, shard_elems, nccl_type(dtype),
+                                    ncclSum, state.nccl, stream()));
+        const void* source = own;
+        if (!direct) fold(acc, acc_dtype, accumulate, &source, dtype, 1, shard_elems, STREAM_COMM);
+    }
+    mark_end(comm);
+    comm_leave(comm, COMM_REDUCE_SCATTER, shard_elems * (size_t)(comm->world_size - 1),
+               dtype_bytes(dtype));
+}
+
+// ---- opening ------------------------------------------------------------------------------------
+
+struct Facts { // of one rank, compared before the communicator is made
+    char host[64];
+    cudaUUID_t gpu;
+    int driver, runtime, nccl;
+};
+
+bool same_version(const Facts* all, int N, const char* what, int Facts::*version, Error* error) {
+    for (int r = 1; r < N; r++) {
+        if (all[r].*version == all[0].*version) continue;
+        return error_set(error, EXIT_USAGE,
+                         "%s is %d on rank 0 (%s) and %d on rank %d (%s): use the same everywhere",
+                         what, all[0].*version, all[0].host, all[r].*version, r, all[r].host);
+    }
+    return true;
+}
+
+bool distinct_gpus(const Facts* all, int N, Error* error) {
+    for (int a = 0; a < N; a++) {
+        for (int b = a + 1; b < N; b++) {
+            if (strcmp(all[a].host, all[b].host) != 0) continue;
+            if (memcmp(&all[a].gpu, &all[b].gpu, sizeof all[a].gpu) != 0) continue;
+            return error_set(
+                error, EXIT_USAGE,
+                "ranks %d and %d on %s share one GPU, which NCCL cannot: start at most "
+                "one rank per GPU, or use --comm mpi",
+                a, b, all[a].host);
+        }
+    }
+    return true;
+}
+
+bool check_facts(Comm* comm, Error* error) {
+    Facts mine;
+    memset(&mine, 0, sizeof mine);
+    int ordinal = 0;
+    cudaDeviceProp properties;
+    gethostname(mine.host, sizeof mine.host - 1);
+    CUDACHECK(cudaGetDevice(&ordinal));
+    CUDACHECK(cudaGetDeviceProperties(&properties, ordinal));
+    mine.gpu = properties.uuid;
+    CUDACHECK(cudaDriverGetVersion(&mine.driver));
+    CUDACHECK(cudaRuntimeGetVersion(&mine.runtime));
+    NCCLCHECK(ncclGetVersion(&mine.nccl));
+    int N = comm->world_size;
+    Facts* all = static_cast<Facts*>(checked_malloc((size_t)N * sizeof(Facts)));
+    comm->host_all_gather(comm, all, &mine, sizeof mine);
+    bool ok = same_version(all, N, "the CUDA driver's version", &Facts::driver, error) &&
+              same_version(all, N, "the CUDA runtime's version", &Facts::runtime, error) &&
+              same_version(all, N, "NCCL's version", &Facts::nccl, error) &&
+              distinct_gpus(all, N, error);
+    free(all);
+    return ok;
+}
+
+void nccl_abort(int code) {
+    if (state.nccl) ncclCommAbort(state.nccl);
+    state.mpi_abort(code);
+}
+
+void nccl_free(Comm* comm) {
+    device_on_wait(nullptr);
+    NCCLCHECK(ncclCommDestroy(state.nccl));
+    for (event_t event : state.done) {
+        if (event) event_destroy(event);
+    }
+    void (*mpi_free)(Comm*) = state.mpi_free;
+    state = {};
+    mpi_free(comm);
+}
+
+} // namespace
+
+Comm* comm_nccl_create(Comm* mpi, Error* error) {
+    if (!check_facts(mpi, error)) return mpi; // the same on all ranks; the caller agrees and ends
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    if (mpi->rank == 0) NCCLCHECK(ncclGetUniqueId(&id));
+    mpi->host_broadcast(mpi, &id, sizeof id, 0);
+    NCCLCHECK(ncclCommInitRank(&state.nccl, mpi->world_size, id, mpi->rank));
+    state.comm = mpi;
+    state.mpi_free = mpi->free;
+    state.mpi_abort = mpi->abort;
+    mpi->name = "nccl";
+    mpi->alloc = nccl_alloc;
+    mpi->free_memory = nccl_free_memory;
+    mpi->expose = nccl_expose;
+    mpi->settle = nccl_settle;
+    mpi->peer_view = nccl_peer_view;
+    mpi->all_gather = nccl_all_gather;
+    mpi->reduce_scatter = nccl_reduce_scatter;
+    mpi->abort = nccl_abort;
+    mpi->free = nccl_free;
+    device_on_wait(on_wait);
+    return mpi;
+}
