@@ -423,6 +423,7 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
     Comm* comm = &m->base;
     *comm = (Comm){.name = "mpi",
                    .world_size = world_size,
+                   .meet = mpi_meet,
                    .alloc = mpi_alloc,
                    .free_memory = mpi_free_memory,
                    .expose = mpi_expose,
