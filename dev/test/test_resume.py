@@ -34,6 +34,7 @@ from cases import (
 )
 
 TIER = os.environ.get("TEST_TIER", "quick")
+BUILDS = Path(os.environ.get("BUILDS", ROOT / "build"))
 MODEL = "L=2,NH=2,C=32,V=256,T=16"
 BATCH = ("-b", 1, "-d", 12 * 16)
 FILES = ["config.json", "generation_config.json", "model.safetensors", "optimizer.safetensors"]
@@ -589,8 +590,8 @@ def hostile_model_files(folder):
 
 
 def both_precisions():
-    missing = [p for p in ("fp32", "bf16") if not (ROOT / f"build/cpu-{p}/train_gpt2").exists()]
-    return f"build/cpu-{missing[0]} is not built" if missing else None
+    missing = [p for p in ("fp32", "bf16") if not (BUILDS / f"cpu-{p}/train_gpt2").exists()]
+    return f"{BUILDS}/cpu-{missing[0]} is not built" if missing else None
 
 
 @case(trainer, both_precisions)
@@ -599,13 +600,13 @@ def another_precision_follows_the_curve(folder):
     curve = [event["loss"] for event in events(whole, "step")]
     for first, second in (("fp32", "bf16"), ("bf16", "fp32")):
         for options, precision in ((["--stop-at", 10], first), (["-y", 1], second)):
-            program = ROOT / f"build/cpu-{precision}/train_gpt2"
+            program = BUILDS / f"cpu-{precision}/train_gpt2"
             expect_works(run(program, "-i", "train_*.bin", "-e", MODEL, *BATCH, "-x", 20, "-s", 0, "-l",
                              1e-3, "-u", 3, "-o", first, *options, folder=folder, **MPI))  # fmt: skip
         losses = [event["loss"] for event in events(folder / first, "step")]
         worst = max(abs(a - b) for a, b in zip(losses, curve, strict=True))
-        # A bf16 forward pass is off by about 2^-8 of the logits' spread: a thousandth of the loss.
-        assert worst < 5e-3, (worst, losses, curve)
+        # Logits rounded to bf16 are off by 2^-9 of themselves; over 192 tokens most of it averages out.
+        assert worst < 1e-3, (worst, losses, curve)
     return f"worst difference of a loss {worst:.1e}"
 
 
