@@ -135,7 +135,7 @@ static void test_events(void) {
     log_sample(log, 1, NULL, ids, 2);
     log_checkpoint(log, 1, "step_00000001", 12345678901, 1.5);
     log_checkpoint_failed(log, 1, "disk full");
-    EndInfo end = {1, "finished", 0xABC, 400, 1.25};
+    EndInfo end = {1, "finished", 0xABC, 400, 1.25, NULL};
     log_end(log, &end);
     EXPECT(log_close(log, &error), "%s", error.text);
 
