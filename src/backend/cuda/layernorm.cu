@@ -176,7 +176,10 @@ __global__ void layernorm_backward_kernel(Matrix dinp, Matrix dresidual, float* 
     for (int r = blockIdx.x * rows + warp; r < end; r += warps) {
         const Native* dout_row = dout.row(r);
         const Native* inp_row = inp.row(r);
-        float m = mean[r], s = rstd[r], sum_g = 0.0f, sum_gn = 0.0f;
+        float statistic = lane < 2 ? (lane == 0 ? mean : rstd)[r] : 0.0f;
+        float m = __shfl_sync(~0u, statistic, 0);
+        float s = __shfl_sync(~0u, statistic, 1);
+        float sum_g = 0.0f, sum_gn = 0.0f;
         for (int c = lane * PACK; c < C; c += WARP * PACK) {
             float d[PACK], x[PACK], w[PACK], dweight[PACK], dbias[PACK];
             load<ALIGNED>(d, dout_row + c, C - c);
