@@ -289,6 +289,7 @@ static RunInfo describe(const Run* run, const PlanInput* input, const ParamTable
     ZeroConfig zero = plan_zero_config(input);
     RunInfo info;
     memset(&info, 0, sizeof(info));
+    info.options = o;
     info.version = version_text;
     info.precision = dtype_name(FLOATX_DTYPE);
     info.backend = device_backend();

@@ -98,9 +98,12 @@ void on_wait() {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-void* nccl_alloc(Comm*, Ledger* ledger, const char* line, CommMemory) {
-    void* memory = device_alloc(ledger, line); // NCCL reads device memory: nothing is staged
-    if (strcmp(line, "exchange") == 0) state.exchange = static_cast<char*>(memory);
+// The exchange buffer is device memory here: NCCL sends from it. The step's messages stay on the host.
+void* nccl_alloc(Comm*, Ledger* ledger, const char* line, CommMemory kind) {
+    bool is_exchange = strcmp(line, "exchange") == 0;
+    if (kind == COMM_STAGING && !is_exchange) return device_alloc_pinned(ledger, line);
+    void* memory = device_alloc(ledger, line);
+    if (is_exchange) state.exchange = static_cast<char*>(memory);
     return memory;
 }
 
