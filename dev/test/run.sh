@@ -77,14 +77,44 @@ unit() {
     done
 }
 
+# python_with_numpy: a python3 that has data/requirements.txt; installs them where the tier allows it.
+python_with_numpy() {
+    if [ $tier != quick ] && [ ! -x build/venv/bin/python3 ]; then
+        python3 -m venv build/venv && build/venv/bin/pip install -q -r data/requirements.txt
+    fi >$logs/venv.log 2>&1
+    [ -x build/venv/bin/python3 ] && echo build/venv/bin/python3 || echo python3
+}
+
 # ---- quick ----------------------------------------------------------------------------------------
 
-job quick lint 120 dev/lint.sh
+job quick "lint" 120 dev/lint.sh
 build quick PRECISION=fp32 && unit cpu-fp32 quick
 build quick PRECISION=bf16 && unit cpu-bf16 quick
 export TRAINER=$PWD/build/cpu-fp32/train_gpt2
-job quick "contract" 200 dev/test/test_contract.py
-job quick "resume" 300 dev/test/test_resume.py
+job quick "contract" 300 dev/test/test_contract.py
+job quick "resume" 400 dev/test/test_resume.py
+job quick "recipes" 200 python3 dev/test/test_recipes.py
+
+# ---- ci: other builds, sanitizers, data -------------------------------------------------------------
+
+export ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=$PWD/dev/lsan.supp
+build ci PRECISION=fp16 && unit cpu-fp16 ci
+build ci PRECISION=fp32 SAN=1 && unit cpu-fp32-san ci
+build ci PRECISION=bf16 HOSTILE=1 && unit cpu-bf16-hostile ci
+build ci PRECISION=fp32 DNNL=0 MPI=0 && unit cpu-fp32-nompi-nodnnl ci
+build ci PRECISION=bf16 MARCH=x86-64-v3 && unit cpu-bf16-x86-64-v3 ci
+build full PRECISION=bf16 SAN=1 && unit cpu-bf16-san full
+build full PRECISION=fp32 CC=clang && unit cpu-fp32-clang full
+
+python=$(python_with_numpy)
+job ci "data" 300 "$python" dev/test/test_data.py
+job ci "downloads" 300 "$python" dev/test/test_downloads.py
+
+# ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
+
+job ci "cuda_on_cpu" 600 dev/cuda_on_cpu/test.sh
+job ci "kernels" 900 dev/test/test_kernels.sh
+job ci "cuda program" 900 dev/test/test_cuda_program.py
 
 echo "tests took $((SECONDS - begin)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
