@@ -12,6 +12,7 @@
 import math
 
 import corpus
+import dataset
 import download
 import shard
 import tokenizer
@@ -59,12 +60,12 @@ def tokenise(options, data_set):
         raise DataError(
             f"{options.source}: no parquet files in {repository}, sample/{options.size}T"
         )
-    corpus.build(
+    dataset.build(
         options,
         data_set,
-        corpus.fetched(options, files, corpus.read_parquet),
+        dataset.fetched(options, files, corpus.read_parquet),
         sum(file.size for file in files),
-        lambda: corpus.fetched_sources(options, files),
+        lambda: dataset.fetched_sources(options, files),
     )
 
 
@@ -72,7 +73,7 @@ def fetch_ready(options, data_set):
     repository, limit = READY[options.prefix, options.size]
     limit = options.max_tokens or limit
     coder = tokenizer.make(options.tokenizer, options.vocab)
-    vocabulary, about_tokenizer = corpus.describe_tokenizer(coder)
+    vocabulary, about_tokenizer = dataset.describe_tokenizer(coder)
     listed = download.hub_files(options.source, repository, options.no_checksum)
     files = {
         split: [file for file in listed if file.name.startswith(f"{options.prefix}_{split}_")]
@@ -103,12 +104,12 @@ def fetch_ready(options, data_set):
         sources=[f"{options.source}/datasets/{repository}"],
         shards=shards,
     )
-    corpus.report(data_set, shards, coder.vocab_size)
+    dataset.report(data_set, shards, coder.vocab_size)
 
 
 def main():
     options = parse()
-    data_set = corpus.DataSet(
+    data_set = dataset.DataSet(
         options, options.prefix, edu=options.edu, size=options.size, ready=options.ready
     )
     if not data_set.is_there():

@@ -10,6 +10,7 @@
 import json
 
 import corpus
+import dataset
 import download
 import shard
 import tokenizer
@@ -48,20 +49,20 @@ def main():
     options = corpus.parse(
         corpus.arguments("Fetch and tokenise HellaSwag's validation set.", "hellaswag", SOURCE)
     )
-    data_set = corpus.DataSet(options, "hellaswag")
+    data_set = dataset.DataSet(options, "hellaswag")
     if data_set.is_there():
         return
     coder = tokenizer.make(options.tokenizer, options.vocab)
     published = (None, None) if options.no_checksum else (BYTES, SHA256)
     file = download.File(f"{options.source}/hellaswag_val.jsonl", "hellaswag_val.jsonl", *published)
-    source = download.fetch(file, corpus.downloads(options))
+    source = download.fetch(file, dataset.downloads(options))
     examples = read_examples(source, coder)
     path = options.output / "hellaswag_val.bin"
     shard.write_evaluation(path, examples)
     data_set.write_manifest(
-        tokenizer=corpus.describe_tokenizer(coder)[1],
+        tokenizer=dataset.describe_tokenizer(coder)[1],
         examples=len(examples),
-        sources=corpus.fetched_sources(options, [file]),
+        sources=dataset.fetched_sources(options, [file]),
         sha256=shard.sha256_of(path),
     )
     print(f"{path}: {len(examples)} examples; the trainer reads them with -h 1")

@@ -9,6 +9,7 @@
 from pathlib import Path
 
 import corpus
+import dataset
 
 
 def parse():
@@ -33,12 +34,12 @@ def main():
     options = parse()
     separator = options.separator and options.separator.replace(r"\n", "\n").encode()
     inputs = [*(options.val or []), *options.files]
-    data_set = corpus.DataSet(
+    data_set = dataset.DataSet(
         options,
         options.output.resolve().name,
         field=options.field,
         separator=options.separator,
-        inputs=[[path.name, corpus.size_of(path)] for path in inputs],
+        inputs=[[path.name, dataset.size_of(path)] for path in inputs],
     )
     if data_set.is_there():
         return
@@ -52,12 +53,12 @@ def main():
             else:
                 yield from corpus.read_text(path, separator)
 
-    corpus.build(
+    dataset.build(
         options,
         data_set,
         documents(options.files),
-        sum(corpus.size_of(path) for path in inputs),
-        lambda: [corpus.describe(path) for path in inputs],
+        sum(dataset.size_of(path) for path in inputs),
+        lambda: [dataset.describe(path) for path in inputs],
         val=options.val and documents(options.val),
     )
 

@@ -9,6 +9,7 @@
 # licence.
 
 import corpus
+import dataset
 import download
 from shard import DataError
 
@@ -20,7 +21,7 @@ SEPARATOR = b"<|endoftext|>"
 def main():
     parser = corpus.arguments("Fetch and tokenise TinyStories.", "tinystories", download.HUB)
     options = corpus.parse(corpus.shard_arguments(parser, val_tokens=None))
-    data_set = corpus.DataSet(options, "tinystories")
+    data_set = dataset.DataSet(options, "tinystories")
     if data_set.is_there():
         return
     listed = {
@@ -32,16 +33,18 @@ def main():
         raise DataError(f"{options.source}: {REPOSITORY} has no {' and no '.join(missing)}")
     files = {split: [listed[name]] for split, name in FILES.items()}
     documents = {
-        split: corpus.fetched(options, files[split], lambda path: corpus.read_text(path, SEPARATOR))
+        split: dataset.fetched(
+            options, files[split], lambda path: corpus.read_text(path, SEPARATOR)
+        )
         for split in FILES
     }
     every = files["val"] + files["train"]
-    corpus.build(
+    dataset.build(
         options,
         data_set,
         documents["train"],
         sum(file.size for file in every),
-        lambda: corpus.fetched_sources(options, every),
+        lambda: dataset.fetched_sources(options, every),
         val=documents["val"],
     )
 
