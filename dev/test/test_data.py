@@ -198,6 +198,17 @@ def test_set_is_made_once(folder):
 
 
 @case(*MODULES)
+def test_other_vocabulary_is_another_set(folder):
+    (folder / "a.txt").write_text("hello")
+    one = write_vocabulary(folder / "one")
+    two = write_vocabulary(folder / "two", [("h", "e")])
+    common = ("text", folder / "a.txt", "--output", folder / "set")
+    expect_works(script(*common, "--vocab", one))
+    assert "already made" in expect_works(script(*common, "--vocab", one)).stdout
+    expect_fails(script(*common, "--vocab", two), 2, "--overwrite")
+
+
+@case(*MODULES)
 def test_max_tokens(folder):
     (folder / "a.txt").write_text("0123456789" * 50)
     expect_works(
@@ -221,13 +232,13 @@ def test_max_tokens(folder):
 @case(*MODULES)
 def test_validation_files_and_separator(folder):
     (folder / "a.txt").write_text("one\n<|end|>\n two <|end|><|end|>three")
-    (folder / "b.txt").write_text("four")
+    (folder / "b.jsonl").write_text('{"text": "four"}\n{"text": ""}\n')
     expect_works(
         script(
             "text",
             folder / "a.txt",
             "--val",
-            folder / "b.txt",
+            folder / "b.jsonl",
             "--separator",
             "<|end|>",
             "--output",
@@ -242,7 +253,7 @@ def test_validation_files_and_separator(folder):
         [*b"one", 256, *b"two", 256, *b"three", 256],
     )
     manifest = json.loads((folder / "set" / "set.json").read_text())
-    expect_equal((manifest["documents"], manifest["empty_documents"]), (5, 1))
+    expect_equal((manifest["documents"], manifest["empty_documents"]), (6, 2))
 
 
 @case(*MODULES)
