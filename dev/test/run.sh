@@ -93,6 +93,7 @@ build quick PRECISION=bf16 && unit cpu-bf16 quick
 export TRAINER=$PWD/build/cpu-fp32/train_gpt2
 job quick "contract" 300 dev/test/test_contract.py
 job quick "resume" 400 dev/test/test_resume.py
+job quick "learning" 200 dev/test/test_learning.py
 job quick "recipes" 200 python3 dev/test/test_recipes.py
 
 # ---- ci: other builds, sanitizers, data -------------------------------------------------------------
@@ -102,7 +103,7 @@ build ci PRECISION=fp16 && unit cpu-fp16 ci
 build ci PRECISION=fp32 SAN=1 && unit cpu-fp32-san ci
 build ci PRECISION=bf16 HOSTILE=1 && unit cpu-bf16-hostile ci
 build ci PRECISION=fp32 DNNL=0 MPI=0 && unit cpu-fp32-nompi-nodnnl ci
-build ci PRECISION=bf16 MARCH=x86-64-v3 && unit cpu-bf16-x86-64-v3 ci
+build ci PRECISION=bf16 MARCH=x86-64-v3 && unit cpu-bf16-x86-64-v3 ci ONEDNN_MAX_CPU_ISA=AVX2
 build full PRECISION=bf16 SAN=1 && unit cpu-bf16-san full
 build full PRECISION=fp32 CC=clang && unit cpu-fp32-clang full
 
@@ -113,7 +114,7 @@ job ci "downloads" 300 "$python" dev/test/test_downloads.py
 # ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
 
 job ci "cuda_on_cpu" 600 dev/cuda_on_cpu/test.sh
-job ci "kernels" 900 dev/test/test_kernels.sh
+job ci "kernels" 900 dev/test/test_kernels.py
 job ci "cuda program" 900 dev/test/test_cuda_program.py
 
 echo "tests took $((SECONDS - begin)) s"
