@@ -3,8 +3,8 @@
 //
 // D = epilogue(alpha * op(A) * op(B) + beta * C). Shapes, leading dimensions, types, pointers and
 // the extents of all matrices are checked. What this cannot tell is whether the real library has an
-// algorithm for a combination; CUDA_ON_CPU_NO_EPILOGUES=1 makes it refuse all fused epilogues, so
-// that a program's other path is tested.
+// algorithm for a combination; CUDA_ON_CPU_NO_EPILOGUES=1 makes it refuse all fused epilogues (=all:
+// all products), so that a program's other paths are tested.
 // Source: cuBLAS 13.0, "cublasLtEpilogue_t" and "cublasLtMatmul()".
 #include "emu.h"
 #include "memory.h"
@@ -280,7 +280,8 @@ cublasStatus_t check_layouts(const Matmul& mm, const Layout& a, const Layout& b,
     default:
         return refuse("compute type is not emulated", CUBLAS_STATUS_NOT_SUPPORTED);
     }
-    if (e != CUBLASLT_EPILOGUE_DEFAULT && emu::settings().no_epilogues) {
+    const emu::Settings& s = emu::settings();
+    if (s.no_products || (s.no_epilogues && e != CUBLASLT_EPILOGUE_DEFAULT)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     return CUBLAS_STATUS_SUCCESS;

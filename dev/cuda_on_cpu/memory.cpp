@@ -212,8 +212,8 @@ const char* describe_device_address(const void* p) {
 }
 
 void check_pointer(const void* kernel, int index, const void* p) {
-    const char* before = static_cast<const char*>(p) - 1; // p may be the end of an allocation
-    if (!p || find_allocation(p) || find_allocation(before)) return;
+    if (!p || find_allocation(p)) return;
+    if (find_allocation(static_cast<const char*>(p) - 1)) return; // the end of an allocation
     host_error("kernel %s: argument %d is %p, memory that a device cannot reach",
                function_name(kernel), index, p);
 }

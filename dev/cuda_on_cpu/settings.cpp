@@ -77,9 +77,10 @@ void read_variable(Settings* s, const char* name, const char* value) {
         s->hide = read_flag(name, value);
     else if (is("PROFILE"))
         s->profile = read_flag(name, value);
-    else if (is("NO_EPILOGUES"))
-        s->no_epilogues = read_flag(name, value);
-    else if (is("LIST_EDGES"))
+    else if (is("NO_EPILOGUES")) {
+        s->no_products = strcmp(value, "all") == 0;
+        s->no_epilogues = s->no_products || read_flag(name, value);
+    } else if (is("LIST_EDGES"))
         s->list_edges = read_flag(name, value);
     else if (is("DROP_WAIT"))
         s->drop_wait = static_cast<long>(number());

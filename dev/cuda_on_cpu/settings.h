@@ -21,7 +21,8 @@ struct Settings {
     size_t memory_bytes = size_t(8) << 30; // of the device
     long drop_wait = 0;                    // ignore the i-th wait for an event, counted from 1
     long drop_edge = 0;        // ignore every wait of the i-th pair (event, waiting stream)
-    bool no_epilogues = false; // cublasLt has no algorithm for a fused epilogue
+    bool no_epilogues = false; // cublasLt has no algorithm for fused epilogues
+    bool no_products = false;  // nor for anything else
     bool list_edges = false;
     bool profile = false;
 };

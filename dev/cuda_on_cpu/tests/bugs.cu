@@ -145,7 +145,7 @@ template <bool FIXED> void null_pointer_in_kernel(Stage& s) {
 
 template <bool FIXED> __global__ void static_shared_kernel(float* out, int n) {
     __shared__ float array[32];
-    float* s = array; // or UBSan sees the index first
+    float* s = array; // not by its index, which the compiler can check by itself
     if (!FIXED || static_cast<int>(threadIdx.x) + 1 < n) s[threadIdx.x + 1] = 1;
     if (threadIdx.x == 0) s[0] = 1;
     __syncthreads();
@@ -539,8 +539,8 @@ const Bug BUGS[] = {
     BUG(copy_of_wrong_kind, "plain=not_the_kind"),
     BUG(misaligned_vector_store, "asan=misaligned_address"),
     BUG(null_pointer_in_kernel, "plain=touches_memory_that_is_not_there"),
-    BUG(past_static_shared, "asan=global-buffer-overflow"),
-    BUG(past_static_shared_in_template, "asan=global-buffer-overflow"),
+    BUG(past_static_shared, "asan=insufficient_space"),
+    BUG(past_static_shared_in_template, "asan=insufficient_space"),
     BUG(past_dynamic_shared, "plain=dynamic_shared_memory asan=heap-buffer-overflow"),
     BUG(far_past_dynamic_shared, "plain=dynamic_shared_memory asan=heap-buffer-overflow"),
     BUG(shared_above_limit, "plain=bytes_of_shared_memory"),
