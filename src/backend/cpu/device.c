@@ -77,10 +77,10 @@ static void widen_affinity(const DeviceOptions* options, int threads) {
     if ((options->local_rank + 1) * threads <= CPU_COUNT(&usable) && options->local_size > 1) {
         mask = pick_cores(&usable, options->local_rank * threads, threads);
     }
-    if (sched_setaffinity(0, sizeof mask, &mask) != 0 || options->quiet_affinity) return;
+    if (sched_setaffinity(0, sizeof mask, &mask) != 0) return;
+    if (options->quiet_affinity || options->local_rank > 0) return;
     fprintf(stderr,
-            "note: the launcher bound this rank to %d of %d cores; it now uses %d, one for "
-            "each of its %d threads\n",
+            "note: the launcher bound this rank to %d of %d cores; it now uses %d for %d threads\n",
             CPU_COUNT(&given), CPU_COUNT(&usable), CPU_COUNT(&mask), threads);
 }
 
