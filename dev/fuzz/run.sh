@@ -5,8 +5,9 @@
 #
 # Needs clang with libFuzzer. What is found stays in build/fuzz/ and is named; inputs that reach new
 # code are kept in build/fuzz/corpus-TARGET. The few that matter go to dev/fuzz/corpus/TARGET, which
-# test_fuzz_corpus replays; `build/fuzz/TARGET -merge=1 dev/fuzz/corpus/TARGET build/fuzz/corpus-TARGET`
-# chooses them.
+# test_fuzz_corpus replays; libFuzzer chooses them:
+#
+#   build/fuzz/TARGET -merge=1 -use_counters=0 FOLDER dev/fuzz/corpus/TARGET build/fuzz/corpus-TARGET
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
