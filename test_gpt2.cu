@@ -253,12 +253,13 @@ static void check_cache(Trainer* t, int prompt) {
 
 // ---- gradients and steps ------------------------------------------------------------------------
 
-// An update with lr = 0 and beta1 = 0 changes no weight and leaves the gradient in m.
-static void check_gradients(Trainer* t) {
+// An update with lr = 0 and beta1 = 0 changes no weight and leaves the gradient in m. The tokens are
+// those of the first batch, any number of times over.
+static void check_gradients(Trainer* t, const int* tokens, const int* targets) {
     const Golden* g = t->golden;
     AdamW probe = {0, 0, 0, 1, 0, 1, 1, (float)(1 / LOSS_SCALE)};
     trainer_reset(t);
-    StepMessage message = accumulate(t, 1, g->tokens, g->targets);
+    StepMessage message = accumulate(t, 1, tokens, targets);
     double limit = tolerance(TOL_MODEL_LOSS);
     EXPECT(fabs(message.loss - g->losses[0]) < limit, "loss %.7f, golden %.7f", message.loss,
            g->losses[0]);
@@ -420,8 +421,27 @@ static void check_golden(const Golden* g, Comm* comm, int grad_accum_steps) {
     check_logits(&t, 1, 7);
     check_cache(&t, 1);
     check_cache(&t, 5);
-    check_gradients(&t);
+    check_gradients(&t, g->tokens, g->targets);
     check_steps(&t);
+    trainer_close(&t);
+}
+
+// More rows than the classifier takes at once: the golden batch again and again has its loss and
+// gradients.
+static void check_many_rows(const Golden* g, Comm* comm) {
+    int batch = g->B * g->T, copies = 3 * LOGITS_ROWS / batch, B = copies * g->B;
+    Setup setup = {0, RECOMPUTE_NONE, B, 1};
+    Trainer t;
+    trainer_open(&t, g, comm, &setup);
+    size_t count = global_sequences(&t) * (size_t)g->T;
+    int* tokens = (int*)checked_malloc(2 * count * sizeof(int));
+    int* targets = tokens + count;
+    for (size_t i = 0; i < count; i++) {
+        tokens[i] = g->tokens[i % (size_t)batch];
+        targets[i] = g->targets[i % (size_t)batch];
+    }
+    check_gradients(&t, tokens, targets);
+    free(tokens);
     trainer_close(&t);
 }
 
@@ -437,6 +457,7 @@ int main(int argc, char** argv) {
     // The golden batch can be cut into B parts at most.
     for (int parts = 1; parts <= golden.B; parts++)
         if (golden.B % (parts * comm->world_size) == 0) check_golden(&golden, comm, parts);
+    check_many_rows(&golden, comm);
     check_same_bits(&golden, comm);
     if (comm->world_size <= golden.B) check_overfit(&golden, comm);
     free_golden(&golden);

@@ -113,7 +113,6 @@ Tensor* tensor_new(TensorUse use, Elem elem, size_t rows, size_t cols, size_t ld
 
 void tensor_protect(Tensor* tensor, size_t first, size_t count) {
     CHECK(tensor->rows == 1 && first + count <= tensor->cols, "a gap inside one row");
-    for (size_t i = first; i < first + count; i++) tensor->values[i] = NAN;
     memset(at(arena.may_change, tensor, 0, first), 0, count * elem_bytes(tensor->elem));
 }
 
@@ -197,8 +196,8 @@ static void decode_all(unsigned char* base) {
     }
 }
 
-// NaN in every type, with a payload that depends on the place: a NaN that is computed from one gap and
-// written to another shows.
+// NaN in every type, with a payload that depends on the place: a NaN that is computed from one gap
+// and written to another shows.
 static void fill_with_nan(unsigned char* bytes, size_t count) {
     for (size_t i = 0; i < count / 2; i++) {
         uint32_t hash = (uint32_t)i * 2654435761u; // Knuth's multiplicative hash
