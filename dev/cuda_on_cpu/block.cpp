@@ -6,8 +6,8 @@
 // in bit masks, so the order of threads is a choice of bit; warps that have begun go first, because
 // their stacks are in the cache.
 //
-// This file is the emulator's inner loop: about 6 ns for a thread that never waits and 18 ns for a
-// thread's part of a barrier or warp operation (2.5 GHz class core).
+// This file is the inner loop: 3.3 ns for a thread that never waits, 9 ns for a thread's part of a
+// barrier or warp operation (g++ 12, one core of an AMD EPYC with AVX-512).
 #include "block.h"
 
 #include <stdio.h>
