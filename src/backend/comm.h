@@ -97,8 +97,9 @@ struct Comm {
 // ---- opening -------------------------------------------------------------------------------------
 
 typedef struct {
-    const char* kind; // "auto", "nccl", "mpi", "messages" (mpi without shared memory) or "self"
-    double link_mb_s; // > 0: pretend that a rank's link carries no more than this
+    const char* kind;  // "auto", "nccl", "mpi", "messages" (mpi without shared memory) or "self"
+    double link_mb_s;  // > 0: pretend that a rank's link carries no more than this
+    bool may_be_alone; // under a launcher, seeing one rank is no error: nothing will be trained
 } CommOptions;
 
 // Connects the ranks. Without a launcher it is one rank and MPI is not started; a launcher whose

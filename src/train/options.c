@@ -559,7 +559,9 @@ double options_scaled_lr(const Options* options) {
 }
 
 CommOptions options_comm(const Options* options) {
-    CommOptions comm = {options->comm, options->link_mb_s};
+    const bool trains = !(options->help || options->version || options->hash_file ||
+                          options->plan || options->dry_run || options->check_data);
+    CommOptions comm = {options->comm, options->link_mb_s, !trains};
     return comm;
 }
 
