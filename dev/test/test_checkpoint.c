@@ -332,6 +332,9 @@ static void test_out(void) {
     EXPECT(count_leftovers() == 0 && is_there("out/step_00000003"),
            "resume cleans too much or little");
     EXPECT(checkpoint_open_out(out_dir, false, true, self, &d), "%s", d.text);
+    EXPECT(is_there("out/step_00000003"), "--overwrite removes before all is checked");
+    Checkpoints checkpoints = make_checkpoints(0, 0);
+    checkpoint_start_anew(&checkpoints);
     EXPECT(!is_there("out/step_00000003") && !is_there("out/latest") &&
                !is_there("out/DONE_00000003") && is_there("out/keep.txt"),
            "--overwrite removes too much or little");

@@ -526,15 +526,15 @@ static bool try_writing(const char* out, Error* error) {
     return true;
 }
 
-// Removes what a killed save left, and with `all` every trace of an earlier run's checkpoints.
-static void clean_out(const char* out, bool all) {
+static bool is_of_earlier_run(const char* name) {
+    return strcmp(name, "latest") == 0 || strncmp(name, "DONE_", 5) == 0;
+}
+
+// Removes the entries of OUT that `is_chosen` names.
+static void remove_chosen(const char* out, bool (*is_chosen)(const char* name)) {
     DIR* dir = opendir(out);
     for (struct dirent* entry; dir && (entry = readdir(dir));) {
-        const char* name = entry->d_name;
-        if (is_temporary(name)) remove_flat(out, name);
-        if (!all) continue;
-        if (strcmp(name, "latest") == 0 || strncmp(name, "DONE_", 5) == 0) remove_flat(out, name);
-        if (step_of_name(name) >= 0) remove_step(out, step_of_name(name));
+        if (is_chosen(entry->d_name)) remove_flat(out, entry->d_name);
     }
     if (dir) closedir(dir);
 }
@@ -544,14 +544,22 @@ static bool open_out(const char* out, bool resume, bool overwrite, Error* error)
     if (!make_directories(out, error) || !try_writing(out, error)) return false;
     free(list_steps(out, &count));
     if (!resume && !overwrite && count > 0) {
-        return error_set(
-            error, EXIT_USAGE,
-            "-o %s: holds %d checkpoints of an earlier run; -y 1 resumes it, --overwrite "
-            "removes them",
-            out, count);
+        return error_set(error, EXIT_USAGE,
+                         "-o %s: holds %d checkpoints of an earlier run; -y 1 resumes it, "
+                         "--overwrite removes them",
+                         out, count);
     }
-    clean_out(out, !resume && overwrite);
+    remove_chosen(out, is_temporary);
     return true;
+}
+
+void checkpoint_start_anew(const Checkpoints* checkpoints) {
+    if (checkpoints->comm->rank != 0) return;
+    int count;
+    long* steps = list_steps(checkpoints->out, &count);
+    for (int i = 0; i < count; i++) remove_step(checkpoints->out, steps[i]);
+    free(steps);
+    remove_chosen(checkpoints->out, is_of_earlier_run);
 }
 
 bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error) {
