@@ -253,8 +253,8 @@ static void check_cache(Trainer* t, int prompt) {
 
 // ---- gradients and steps ------------------------------------------------------------------------
 
-// An update with lr = 0 and beta1 = 0 changes no weight and leaves the gradient in m. The tokens are
-// those of the first batch, any number of times over.
+// An update with lr = 0 and beta1 = 0 changes no weight and leaves the gradient in m. The tokens
+// are those of the first batch, any number of times over.
 static void check_gradients(Trainer* t, const int* tokens, const int* targets) {
     const Golden* g = t->golden;
     AdamW probe = {0, 0, 0, 1, 0, 1, 1, (float)(1 / LOSS_SCALE)};

@@ -48,8 +48,8 @@ OpsShape shape_of(int B, int T, int C, int NH, int Vp);
 void tensors_begin(const OpsShape* shape);
 Tensor* tensor_new(TensorUse use, Elem elem, size_t rows, size_t cols, size_t ld);
 
-// Elements of a written tensor of one row that are not to be touched: a gap. They should hold numbers
-// where an operation works in place, since NaN may come out of it as it went in.
+// Elements of a written tensor of one row that are not to be touched: a gap. They should hold
+// numbers where an operation works in place, since NaN may come out of it as it went in.
 void tensor_protect(Tensor* tensor, size_t first, size_t count);
 
 // Writes all values into the host's image of the arena; tensors_upload does so if it is not done.
