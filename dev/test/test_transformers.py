@@ -3,7 +3,7 @@
 #
 #   pip install torch transformers; python3 dev/test/test_transformers.py
 #
-# Written for version 4. Skips where the packages are missing. Logits of both programs for the same
+# Run with versions 4.46 and (once, 2026-11-29) 5.24. Skips where the packages are missing. Logits of both programs for the same
 # weights and tokens must agree within 1e-4; ours come from test_logits (make tests).
 
 import os
@@ -110,7 +110,7 @@ def theirs_load_here(folder):
 
 @case(*NEEDS, "safetensors")
 def every_tensor_counts(folder):
-    """Without it, a tensor that is read wrongly could hide below the tolerance."""
+    """No tensor is so weak that reading it wrongly could hide below the tolerance."""
     import torch
     from safetensors.torch import load_file, save_file
 
