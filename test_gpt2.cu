@@ -447,8 +447,10 @@ static void check_many_rows(const Golden* g, Comm* comm) {
 
 int main(int argc, char** argv) {
     Error error = {0, ""};
-    CommOptions options = {"auto", 0};
+    CommOptions options;
     Golden golden;
+    memset(&options, 0, sizeof options);
+    options.kind = "auto";
     Comm* comm = comm_open(&options, &error);
     if (!comm) error_exit(&error);
     test_set_rank(comm->rank);
