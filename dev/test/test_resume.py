@@ -227,6 +227,17 @@ def resume_of_nothing_starts_anew(folder):
 
 
 @case(trainer)
+def overwrite_waits_until_all_is_checked(folder):
+    whole = reference(folder)
+    before = sorted(os.listdir(whole))
+    expect_refused(start(folder, "whole", 1, 0, "--overwrite", "-i", "absent.bin"), "absent.bin")
+    expect_refused(start(folder, "whole", 1, 0, "--overwrite", "-d", 100), "-d")
+    expect_equal(sorted(os.listdir(whole)), before)
+    expect_works(start(folder, "whole", 1, 0, "--overwrite", "-x", 3))
+    expect_equal(sorted(os.listdir(whole)), ["DONE_00000003", "latest", "log.jsonl", "step_00000003"])
+
+
+@case(trainer)
 def load_then_save_changes_nothing(folder):
     whole = reference(folder)
     expect_works(train(folder, 1, "-i", "train_*.bin", "-e", "whole/latest", "-x", 1, "-l", 0, "-s", 0,

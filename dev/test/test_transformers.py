@@ -3,8 +3,9 @@
 #
 #   pip install torch transformers; python3 dev/test/test_transformers.py
 #
-# Run with versions 4.46 and (once, 2026-11-29) 5.24. Skips where the packages are missing. Logits of both programs for the same
-# weights and tokens must agree within 1e-4; ours come from test_logits (make tests).
+# Run with versions 4.46 and (once, 2026-11-29) 5.24. Skips where the packages are missing. Logits of
+# both programs for the same weights and tokens must agree within 1e-4; ours come from test_logits
+# (make tests).
 
 import os
 import shutil
