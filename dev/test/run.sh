@@ -90,6 +90,10 @@ python_with_numpy() {
 job quick "lint" 120 dev/lint.sh
 build quick PRECISION=fp32 && unit cpu-fp32 quick
 build quick PRECISION=bf16 && unit cpu-bf16 quick
+for ranks in 2 3; do
+    job quick "cpu-fp32 test_gpt2, $ranks ranks" 120 mpirun -np $ranks build/cpu-fp32/test_gpt2
+done
+job ci "cpu-bf16 test_gpt2, 4 ranks" 120 mpirun -np 4 build/cpu-bf16/test_gpt2
 export TRAINER=$PWD/build/cpu-fp32/train_gpt2
 job quick "contract" 300 dev/test/test_contract.py
 job quick "resume" 400 dev/test/test_resume.py
