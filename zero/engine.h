@@ -7,7 +7,7 @@
 //   gready[slot]   compute -> comm   a gradient is written                before it is reduced
 //   gfree[slot]    comm -> compute   it has been reduced                  before the slot is rewritten
 //   written        compute -> comm   the same for gradients that go straight into the accumulators
-//   acc[unit]      comm -> compute   the step's last reduction is done    before norm and AdamW read
+//   reduced        comm -> compute   the step's last reduction is done    before norm and AdamW read
 //   updated[unit]  compute -> comm   AdamW has written this rank's shard  before it is gathered
 //   published[unit] comm -> compute  full weights are those of all ranks  before anybody reads them
 //
@@ -83,8 +83,8 @@ struct Zero {
     int bad_source;        // rank that has brought a non-finite gradient in this step, or -1
     char* message;         // (world_size * message_bytes) host
     char* own_message;     // (own_message_bytes) host
-    event_t *acc, *updated, *published; // (num_units)
-    event_t written;
+    event_t *updated, *published; // (num_units)
+    event_t written, reduced;
 
     long step;
     int micro;

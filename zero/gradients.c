@@ -159,5 +159,5 @@ void zero_grad_end(Zero* zero, int unit) {
         comm->all_gather(comm, grad_address(zero, at->full_offset), own_grads(zero, unit),
                          at->shard_elems, zero->config.accum_dtype, unit);
     }
-    event_record(zero->acc[unit], STREAM_COMM);
+    event_record(zero->reduced, STREAM_COMM); // the last unit's stands for all
 }

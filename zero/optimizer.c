@@ -44,7 +44,7 @@ static void find_bad_tensor(Zero* zero, MessageHead* head) {
 }
 
 static void fill_own_message(Zero* zero, const double* micro_losses, int signal) {
-    for (int u = 0; u < zero->partition.num_units; u++) event_wait(zero->acc[u], STREAM_COMPUTE);
+    event_wait(zero->reduced, STREAM_COMPUTE);
     char* message = zero->own_message;
     double* partials = message_partials(zero, message);
     device_download(message_losses(message), micro_losses,

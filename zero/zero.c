@@ -96,8 +96,8 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     zero->v = optimizer + layout->optimizer_elems;
     zero->master = layout->has_master ? optimizer + 2 * layout->optimizer_elems : NULL;
     create_grad_slots(zero, ledger);
-    zero->acc = create_events(units);
     zero->written = event_create();
+    zero->reduced = event_create();
     zero->partials = device_alloc(ledger, "norm_partials");
     zero->message = comm->alloc(comm, ledger, "step_message", COMM_STAGING);
     zero->own_message = zero->message + (size_t)config->world_size * layout->message_bytes;
@@ -117,8 +117,8 @@ void zero_destroy(Zero* zero) {
             event_destroy(zero->grad_slots[i].gfree);
         }
         free(zero->grad_slots);
-        destroy_events(zero->acc, units);
         event_destroy(zero->written);
+        event_destroy(zero->reduced);
     }
     destroy_events(zero->updated, units);
     destroy_events(zero->published, units);
