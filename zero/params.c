@@ -61,6 +61,7 @@ void zero_drop_slots(Zero* zero) {
         WeightSlot* slot = &zero->slots[i];
         CHECK(!slot->is_held, "weights change while unit %d is held", slot->unit);
         if (slot->unit == NO_UNIT) continue;
+        event_wait(slot->ready, STREAM_COMPUTE);
         zero_poison(slot->ptr, zero_unit(zero, slot->unit)->padded_elems * sizeof(floatX),
                     STREAM_COMPUTE);
         event_record(slot->free, STREAM_COMPUTE);
