@@ -138,15 +138,15 @@ static bool read_model_option(Run* run, GPT2Config* config, Error* error) {
 static void choose_model(Run* run) {
     Error error = no_error;
     Options* o = &run->options;
-    bool writes = o->output_dir && !is_rehearsal(o) && !wants_prompt(o);
+    bool writes = o->output_dir && !is_rehearsal(o) && !o->check_data && !wants_prompt(o);
     if (writes) checkpoint_open_out(o->output_dir, o->resume, o->overwrite, run->comm, &error);
     comm_agree(run->comm, &error);
 
-    if (o->resume && writes)
+    if (o->resume && o->output_dir)
         checkpoint_find(o->output_dir, &run->state, run->checkpoint_dir, &run->is_resumed,
                         run->comm, &error);
     comm_agree(run->comm, &error);
-    if (o->resume && writes && !run->is_resumed)
+    if (o->resume && !run->is_resumed)
         report_note(&run->report, "no checkpoint in %s: starting from scratch", o->output_dir);
 
     GPT2Config given;
@@ -193,6 +193,13 @@ static void open_data(Run* run) {
     options_resolve(o, &run->config, ranks, device_backend(), &error);
     comm_agree(run->comm, &error);
 
+    long trained_with = run->starts_from_file ? run->model_file.total_batch_tokens : 0;
+    if (trained_with > 0 && trained_with != o->total_batch_tokens && !wants_prompt(o) &&
+        !option_given(o, "--lr-batch"))
+        warn("%s was trained with %ld tokens a step, this run takes %ld: if -l was meant for the "
+             "former, --lr-batch %ld scales it",
+             o->model, trained_with, o->total_batch_tokens, trained_with);
+
     uint64_t samples_per_step = (uint64_t)(o->total_batch_tokens / o->seq_len);
     const char* hellaswag = o->hellaswag ? hellaswag_find() : NULL;
     if (o->hellaswag && !hellaswag)
@@ -202,7 +209,7 @@ static void open_data(Run* run) {
     if (needs || (reads && dataloader_exists(o->train_data)))
         open_shards(run, &run->train, "-i", o->train_data, DEFAULT_TRAIN_DATA, samples_per_step,
                     &run->has_train, &error);
-    bool wants_val = reads && o->val_data && o->val_every > 0;
+    bool wants_val = reads && o->val_data && o->val_every > 0 && o->val_max_batches != 0;
     bool needs_val = wants_val && (needs || option_given(o, "--val-data"));
     if (error.code == 0 && (needs_val || (wants_val && dataloader_exists(o->val_data))))
         open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
@@ -515,7 +522,7 @@ static void answer_hellaswag(Run* run) {
 
 static void sample(Run* run) {
     const Options* o = &run->options;
-    int total = o->sample_tokens + 1 < run->config.T ? o->sample_tokens + 1 : run->config.T;
+    int total = o->sample_tokens < run->config.T ? o->sample_tokens + 1 : run->config.T;
     int* tokens = (int*)checked_malloc((size_t)total * sizeof(int));
     Sampling sampling = {o->temperature, o->top_k, o->seed, run->state.step};
     tokens[0] = tokenizer_start_token(&run->tokenizer);
@@ -596,11 +603,11 @@ static void continue_prompt(Run* run) {
     int num_prompt = 0;
     int* prompt =
         tokenizer_prompt(&run->tokenizer, o->prompt, o->prompt_tokens, &num_prompt, &error);
-    int total = num_prompt + o->sample_tokens;
-    if (prompt && total > run->config.T)
+    if (prompt && o->sample_tokens > run->config.T - num_prompt)
         error_set(&error, EXIT_USAGE, "the prompt's %d tokens and -g %d exceed the model's T=%d",
                   num_prompt, o->sample_tokens, run->config.T);
     comm_agree(run->comm, &error);
+    int total = num_prompt + o->sample_tokens;
     int* tokens = (int*)checked_malloc((size_t)total * sizeof(int));
     memcpy(tokens, prompt, (size_t)num_prompt * sizeof(int));
     void* printer = run->comm->rank == 0 ? &run->tokenizer : NULL;
@@ -651,9 +658,12 @@ static bool prepare(Run* run, int argc, char** argv) {
     }
     set_state(run);
     compare_ranks(run);
-    if (run->is_resumed && run->state.step >= run->max_steps) {
-        report_note(&run->report, "%s is already at step %ld of -x %ld: nothing to do",
-                    run->checkpoint_dir, run->state.step, run->max_steps);
+    bool stops_early = o->stop_at && o->stop_at < run->max_steps;
+    long last_step = stops_early ? o->stop_at : run->max_steps;
+    if (run->is_resumed && run->state.step >= last_step) {
+        report_note(&run->report, "%s is already at step %ld of %s %ld: nothing to do",
+                    run->checkpoint_dir, run->state.step, stops_early ? "--stop-at" : "-x",
+                    last_step);
         return false;
     }
 
@@ -674,8 +684,10 @@ static bool prepare(Run* run, int argc, char** argv) {
     watchdog_start(run->comm, o->comm_timeout);
     allocate(run, &input);
     load_weights(run);
-    if (o->output_dir && !wants_prompt(o) && run->comm->rank == 0) {
-        run->log = log_open(o->output_dir, run->is_resumed ? run->state.step : -1, &error);
+    if (o->output_dir && !wants_prompt(o)) {
+        if (!run->is_resumed) checkpoint_start_anew(&run->checkpoints);
+        if (run->comm->rank == 0)
+            run->log = log_open(o->output_dir, run->is_resumed ? run->state.step : -1, &error);
     }
     comm_agree(run->comm, &error);
     log_start(run->log, &info);

@@ -20,8 +20,6 @@
 #include "train/safetensors.h"
 #include "train/watchdog.h"
 
-enum { STATE_JSON_MAX = 64 << 20 }; // bytes: 100,000 data files with long names
-
 static char* path_join(char out[PATH_MAX], const char* dir, const char* name) {
     int n = snprintf(out, PATH_MAX, "%s/%s", dir, name);
     CHECK(n >= 0 && n < PATH_MAX, "path too long: %s/%s", dir, name);

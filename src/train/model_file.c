@@ -338,6 +338,22 @@ static bool open_bin(ModelFile* file, uint64_t size, Error* error) {
     return true;
 }
 
+// What state.json beside the weights says; a folder that is not a checkpoint has none.
+static long batch_of_run(const char* dir) {
+    char path[PATH_MAX];
+    size_t length;
+    Error ignored = {0};
+    join(path, dir, "state.json");
+    char* text = json_read_file(path, STATE_JSON_MAX, &length, &ignored);
+    if (!text) return 0;
+    JsonContext c = {path, &ignored};
+    cJSON* root = json_parse(text, length, c);
+    long tokens = (long)json_get_integer(root, "total_batch_tokens", 1, INT64_C(1) << 53, c);
+    cJSON_Delete(root);
+    free(text);
+    return ignored.code == 0 ? tokens : 0;
+}
+
 // ---- both ---------------------------------------------------------------------------------------
 
 static bool open_path(ModelFile* file, const char* path, Error* error) {
@@ -354,7 +370,10 @@ static bool open_path(ModelFile* file, const char* path, Error* error) {
     if (stat(file->path, &info) != 0) {
         return error_set(error, EXIT_USAGE, "%s: %s", file->path, strerror(errno));
     }
-    if (S_ISDIR(info.st_mode)) return open_hugging_face(file, true, error);
+    if (S_ISDIR(info.st_mode)) {
+        file->total_batch_tokens = batch_of_run(file->path);
+        return open_hugging_face(file, true, error);
+    }
     if (!S_ISREG(info.st_mode)) {
         return error_set(error, EXIT_USAGE, "%s: is neither a directory nor a regular file",
                          file->path);
@@ -389,6 +408,7 @@ bool model_file_open(ModelFile* file, const char* path, Comm* comm, Error* error
         return false;
     }
     comm->host_broadcast(comm, &file->config, sizeof(file->config), 0);
+    comm->host_broadcast(comm, &file->total_batch_tokens, sizeof(file->total_batch_tokens), 0);
     return true;
 }
 

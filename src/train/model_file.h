@@ -16,9 +16,10 @@
 extern "C" {
 #endif
 
-// Open on rank 0; the other ranks know `config` only.
+// Open on rank 0; the other ranks know `config` and `total_batch_tokens` only.
 typedef struct {
-    GPT2Config config; // NH = 0 where a lone .safetensors file leaves it open
+    GPT2Config config;       // NH = 0 where a lone .safetensors file leaves it open
+    long total_batch_tokens; // of the run whose checkpoint the folder is; 0: not one of ours
     ParamTable table;
     char* path;
     SafeTensors* shards; // (num_shards), llm.c: none

@@ -411,6 +411,9 @@ static bool check_together(const Options* o, Error* error) {
             "-nk 1 is refused, a run that survives a crash while saving needs 2 or more");
     if (o->resume && !o->output_dir)
         return error_set(error, EXIT_USAGE, "-y 1 needs -o, the folder to resume from");
+    if (o->resume && (o->prompt || o->prompt_tokens))
+        return error_set(error, EXIT_USAGE,
+                         "-y 1 goes on with training, a prompt takes its model from -e DIR");
     if (o->resume && o->overwrite)
         return error_set(error, EXIT_USAGE, "-y 1 and --overwrite exclude each other");
     if (o->zero_stage == ZERO_STAGE_ALL && !o->plan)

@@ -18,6 +18,7 @@ extern "C" {
 #endif
 
 enum { STATE_FORMAT = 1 };
+enum { STATE_JSON_MAX = 64 << 20 }; // bytes of state.json: 100,000 data files with long names
 
 enum { OUTLIER_WINDOW = 128 }; // steps that the outlier statistics look back, as in llm.c
 
