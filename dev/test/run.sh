@@ -96,7 +96,7 @@ done
 job ci "cpu-bf16 test_gpt2, 4 ranks" 120 mpirun -np 4 build/cpu-bf16/test_gpt2
 export TRAINER=$PWD/build/cpu-fp32/train_gpt2
 job quick "contract" 300 dev/test/test_contract.py
-job quick "resume" 400 dev/test/test_resume.py
+job quick "resume" $([ $tier = full ] && echo 3600 || echo 400) dev/test/test_resume.py
 job quick "learning" 200 dev/test/test_learning.py
 job quick "recipes" 200 python3 dev/test/test_recipes.py
 
@@ -114,6 +114,8 @@ build full PRECISION=fp32 CC=clang && unit cpu-fp32-clang full
 python=$(python_with_numpy)
 job ci "data" 300 "$python" dev/test/test_data.py
 job ci "downloads" 300 "$python" dev/test/test_downloads.py
+job full "transformers" 600 "$python" dev/test/test_transformers.py
+job full "fuzz" 1500 dev/fuzz/run.sh 300
 
 # ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
 
