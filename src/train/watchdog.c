@@ -111,6 +111,7 @@ void watchdog_stop(void) {
     pthread_mutex_unlock(&watchdog.lock);
     pthread_join(watchdog.thread, NULL);
     watchdog.is_running = false;
+    watchdog.comm = NULL;
 }
 
 void watchdog_activity(const char* what) {
