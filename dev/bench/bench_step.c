@@ -35,6 +35,7 @@ typedef enum {
     NORM,
     ADAMW,
     FOLD,
+    CONVERT,
     NUM_KINDS
 } Kind;
 
@@ -52,7 +53,8 @@ static const char* const KIND_NAMES[NUM_KINDS] = {"matmul_forward",
                                                   "classifier",
                                                   "norm",
                                                   "adamw",
-                                                  "fold"};
+                                                  "fold",
+                                                  "convert"};
 
 static double kind_seconds[NUM_KINDS];
 
@@ -113,6 +115,10 @@ TIMED(FOLD, fold,
       (void* acc, DType acc_dtype, bool accumulate, const void* const* sources, DType source_dtype,
        int num_sources, size_t elems, stream_t stream),
       (acc, acc_dtype, accumulate, sources, source_dtype, num_sources, elems, stream))
+
+TIMED(CONVERT, convert,
+      (void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems, stream_t stream),
+      (dst, dst_dtype, src, src_dtype, elems, stream))
 
 // ---- the step --------------------------------------------------------------------------------------
 

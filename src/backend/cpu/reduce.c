@@ -22,9 +22,18 @@ static void load_block(float* out, const void* from, DType dtype, size_t first, 
     }
 }
 
+// The same without a copy where the elements are fp32 already.
+static const float* floats_at(const void* from, DType dtype, size_t first, size_t n,
+                              float* buffer) {
+    if (dtype == DTYPE_FP32) return (const float*)from + first;
+    load_block(buffer, from, dtype, first, n);
+    return buffer;
+}
+
 static void store_block(void* to, DType dtype, size_t first, const float* values, size_t n) {
     if (dtype == DTYPE_FP32) {
-        memcpy((float*)to + first, values, n * sizeof(float));
+        float* out = (float*)to + first;
+        if (out != values) memcpy(out, values, n * sizeof(float));
     } else if (dtype == DTYPE_BF16) {
         uint16_t* bits = (uint16_t*)to + first;
 #pragma omp simd
@@ -52,16 +61,13 @@ static void round_block(float* values, DType dtype, size_t n) {
 
 // ---- norm ------------------------------------------------------------------------------------------
 
-static double sum_of_squares(const float x[NORM_BLOCK]) {
-    double lanes[LANES] = {0};
-    for (int i = 0; i < NORM_BLOCK; i += LANES) {
-#pragma omp simd
-        for (int j = 0; j < LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
-    }
-    for (int width = LANES / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
-    }
-    return lanes[0];
+// In an order that depends on the build alone: x is a whole block at a multiple of 64 bytes.
+static double sum_of_squares(const float* x) {
+    x = __builtin_assume_aligned(x, 64);
+    double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < NORM_BLOCK; i++) sum += (double)x[i] * (double)x[i];
+    return sum;
 }
 
 // The first segment that ends after element `at`; segments stand in ascending order.
@@ -84,8 +90,16 @@ void norm_partials(double* partials, const void* grad, DType grad_dtype, size_t 
 #pragma omp parallel for schedule(static)
     for (size_t block = 0; block < ceil_div(elems, NORM_BLOCK); block++) {
         const size_t begin = block * NORM_BLOCK, end = min_size(begin + NORM_BLOCK, elems);
-        float values[NORM_BLOCK] = {0};
+        _Alignas(64) float values[NORM_BLOCK];
         int s = first_segment_after(segments, num_segments, begin);
+        const bool whole = s < num_segments && segments[s].offset <= begin &&
+                           segments[s].offset + segments[s].elems >= begin + NORM_BLOCK;
+        const float* in_place = (const float*)grad + begin;
+        if (whole && grad_dtype == DTYPE_FP32 && (uintptr_t)in_place % 64 == 0) {
+            partials[block] = sum_of_squares(in_place);
+            continue;
+        }
+        if (!whole) memset(values, 0, sizeof values);
         for (; s < num_segments && segments[s].offset < end; s++) {
             const size_t from = max_size(begin, segments[s].offset);
             const size_t to = min_size(end, segments[s].offset + segments[s].elems);
@@ -125,15 +139,22 @@ void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* source
     for (size_t first = 0; first < elems; first += BLOCK) {
         const size_t n = min_size(BLOCK, elems - first);
         float sum[BLOCK], term[BLOCK];
-        load_block(sum, accumulate ? acc : sources[0], accumulate ? acc_dtype : source_dtype, first,
-                   n);
-        for (int s = accumulate ? 0 : 1; s < num_sources; s++) {
-            round_block(sum, acc_dtype, n); // what acc would hold now
-            load_block(term, sources[s], source_dtype, first, n);
-#pragma omp simd
-            for (size_t i = 0; i < n; i++) sum[i] += term[i];
+        const void* start = accumulate ? acc : sources[0];
+        const DType start_dtype = accumulate ? acc_dtype : source_dtype;
+        const float* so_far = sum;
+        if (acc_dtype == DTYPE_FP32) {
+            so_far = floats_at(start, start_dtype, first, n, sum);
+        } else {
+            load_block(sum, start, start_dtype, first, n);
         }
-        store_block(acc, acc_dtype, first, sum, n);
+        for (int s = accumulate ? 0 : 1; s < num_sources; s++) {
+            const float* next = floats_at(sources[s], source_dtype, first, n, term);
+            if (acc_dtype != DTYPE_FP32) round_block(sum, acc_dtype, n); // what acc would hold
+#pragma omp simd
+            for (size_t i = 0; i < n; i++) sum[i] = so_far[i] + next[i];
+            so_far = sum;
+        }
+        store_block(acc, acc_dtype, first, so_far, n);
     }
 }
 
@@ -145,8 +166,13 @@ void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_
 #pragma omp parallel for schedule(static) if (!in_order)
     for (size_t first = 0; first < elems; first += BLOCK) {
         const size_t n = min_size(BLOCK, elems - first);
-        float values[BLOCK];
-        load_block(values, src, src_dtype, first, n);
+        float buffer[BLOCK];
+        const float* values = buffer;
+        if (in_order) {
+            load_block(buffer, src, src_dtype, first, n);
+        } else {
+            values = floats_at(src, src_dtype, first, n, buffer);
+        }
         store_block(dst, dst_dtype, first, values, n);
     }
 }
