@@ -267,7 +267,7 @@ def memory_bound_kernels_move_what_they_must(_):
 
 @case(ci_tier)
 def products_without_the_library(_):
-    """The operations again, where the library knows no fused epilogue, and where it knows nothing."""
+    """The operations where the library knows no fused epilogue, and where it knows nothing."""
     program = make("bf16", "test_ops", PRECISION="bf16") / "test_ops"
     without_epilogues = call(program, CUDA_ON_CPU_NO_EPILOGUES="1").splitlines()[-1]
     without_all = call(program, CUDA_ON_CPU_NO_EPILOGUES="all").splitlines()[-1]

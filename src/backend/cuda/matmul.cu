@@ -195,8 +195,10 @@ bool run(const Product& p) {
     return true;
 }
 
-// The library keeps what GELU was taken of only where 16-byte accesses reach it.
+// The library is asked for fused epilogues only where 16-byte accesses reach their operands: of a
+// bias it is not told the alignment, and the stride of what GELU was taken of must be one of 8.
 bool can_fuse_gelu(Rows pre_gelu) { return is_aligned16(pre_gelu) && pre_gelu.ld % 8 == 0; }
+bool can_fuse_bias(const void* bias) { return is_aligned16(bias); } // NULL is
 
 // The weight as the operand of a product that maps C inputs to OC outputs.
 Strided weight_strides(const floatX* weight, WeightLayout layout, int C, int OC) {
@@ -236,7 +238,7 @@ void matmul_forward(Rows out, Rows pre_gelu, Rows in, const floatX* weight, Weig
     p.ldb = in.ld;
     p.bias = const_cast<floatX*>(bias);
 
-    if (has_gelu && matmul.gelu_fusion >= 1 && can_fuse_gelu(pre_gelu)) {
+    if (has_gelu && matmul.gelu_fusion >= 1 && can_fuse_gelu(pre_gelu) && can_fuse_bias(bias)) {
         p.epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
         p.d = out.ptr;
         p.ldd = out.ld;
@@ -250,7 +252,7 @@ void matmul_forward(Rows out, Rows pre_gelu, Rows in, const floatX* weight, Weig
     p.epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     p.d = sum.ptr;
     p.ldd = sum.ld;
-    if (run(p)) {
+    if (can_fuse_bias(bias) && run(p)) {
         if (has_gelu) gelu_forward(out, pre_gelu, N, OC);
         return;
     }
@@ -312,7 +314,7 @@ void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, Weight
 
     // The library writes a bias gradient beside the product, but cannot add to one.
     bool fuses_bias = dbias.ptr && !p.accumulate && !(dbias.is_fp32 && dbias.accumulate) &&
-                      dbias.is_fp32 == dweight.is_fp32;
+                      dbias.is_fp32 == dweight.is_fp32 && can_fuse_bias(dbias.ptr);
     if (fuses_bias) {
         p.epilogue = is_in_out ? CUBLASLT_EPILOGUE_BGRADA : CUBLASLT_EPILOGUE_BGRADB;
         p.bias = dbias.ptr;
