@@ -1,4 +1,4 @@
-// dev/test/test_comm.c - every collective with data whose sums have no rounding, compared bit by bit.
+// dev/test/test_comm.c - every collective with data whose sums do not round, bit by bit.
 //
 // Run it under mpirun with any number of ranks ("messages" as argument: without shared memory).
 // Integers below 2^8 are exact in fp32, bf16 and fp16, and so are their sums here.

@@ -1,4 +1,4 @@
-// dev/test/test_loss_scale.c - the scale halves once per overflow, grows after enough good steps, and
+// dev/test/test_loss_scale.c - the scale halves once per overflow, grows after good steps, and
 // stays between its floor and its ceiling.
 #include "testing.h"
 #include "train/loss_scale.h"

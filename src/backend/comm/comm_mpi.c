@@ -131,7 +131,8 @@ static void* mpi_alloc(Comm* comm, Ledger* ledger, const char* name, CommMemory 
     window->mine = window->bases[comm->local_rank];
     m->num_windows++;
     // Large pages, where the system has them for shared memory (shmem_enabled = advise): less to map.
-    for (int r = 0; r < comm->local_size; r++) madvise(window->bases[r], line->bytes, MADV_HUGEPAGE);
+    for (int r = 0; r < comm->local_size; r++)
+        madvise(window->bases[r], line->bytes, MADV_HUGEPAGE);
     line->ptr = window->mine;
     ledger->allocated_bytes += line->bytes;
     if (debug_poison()) {
