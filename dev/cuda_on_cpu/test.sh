@@ -227,9 +227,9 @@ CUDA_ON_CPU_HIDE=0 0 bugs host_reads_device_memory
 CUDA_ON_CPU_ORDER=backwards 2 kernels
 CUDA_ON_CPU_LAZZY=1 2 kernels
 END
-    for mode in plain lazy asan; do
+    for mode in plain lazy asan tsan; do
         for ranks in 1 2 3 4; do
-            [[ $mode == asan && $ranks != 2 ]] && continue
+            [[ $mode == *san && $ranks != 2 ]] && continue
             name="nccl $ranks ranks $mode"
             if [[ $MPI == 1 ]]; then add "$(build_of "$mode")" "$name" test_nccl $ranks $mode
             elif wanted "$name"; then printf '%q ' skip "$name" "no Open MPI"; echo; fi
