@@ -84,9 +84,8 @@ static void start_ranks(Run* run, int argc, char** argv) {
     if (!run->comm) error_exit(&comm_error);
     fault_init(run->comm->rank, &error);
     comm_agree(run->comm, &error);
-    report_init(&run->report, run->comm->rank != 0            ? NULL
-                              : o->prompt || o->prompt_tokens ? stderr
-                                                              : stdout);
+    bool is_for_machines = o->prompt || o->prompt_tokens || o->json; // what goes to stdout
+    report_init(&run->report, run->comm->rank != 0 ? NULL : is_for_machines ? stderr : stdout);
 }
 
 // What needs neither model nor device: prints it and says that the program is done.

@@ -219,6 +219,8 @@ def absolute_last_step(folder):
     expect_equal(events(folder, "end")[0]["reason"], "stopped")
     expect_equal((steps_of(folder, "val"), steps_of(folder, "checkpoint")), ([0, 2], [3]))
     assert not list(folder.glob("DONE_*"))
+    again = works(run("-i", TRAIN, "-o", folder, "-y", 1, "-b", 2, "--stop-at", 3))
+    assert "already at step 3" in again.out and len(again.out.splitlines()) == 1, again.out
     works(run("-i", TRAIN, "-j", VAL, "-o", folder, "-y", 1, "-b", 2, "-v", 2, "-s", 0))
     expect_equal(steps_of(folder, "step"), [1, 2, 3, 4, 5, 6])
     expect_equal(steps_of(folder, "val"), [0, 2, 4, 6])
@@ -246,6 +248,8 @@ def zero_steps_and_one_epoch(folder):
     assert not list((folder / "zero").glob("step_*"))
     works(train(folder / "off", "-x", 2, "-j", VAL, "-v", 0))
     expect_equal(steps_of(folder / "off", "val"), [])
+    works(train(folder / "none", "-x", 2, "-j", VAL, "-v", 1, "-m", 0))
+    expect_equal(steps_of(folder / "none", "val"), [])
     works(train(folder / "epoch", "-x", -1, "-d", 8192, "-b", 32))
     expect_equal(len(events(folder / "epoch", "step")), 3 * 256 * 32 // 8192)
 
@@ -375,6 +379,14 @@ def plan_of_the_paper(folder):
 def dry_run(folder):
     result = works(train(folder / "out", "--dry-run", "--ranks", 8, "-d", 512, "-z", 2))
     assert "ranks" in result.out and not (folder / "out").exists(), result.out
+    works(train(folder / "stopped", "--stop-at", 2))
+    rehearsal = ["-i", TRAIN, "-o", folder / "stopped", "-y", 1, "-b", 2]
+    assert "steps            2 to 4" in works(run(*rehearsal, "--dry-run")).out
+    plan = works(run(*rehearsal, "--plan", "--json"))
+    expect_equal(json.loads(plan.out)["num_parameters"], 120576)
+    json.loads(works(train(folder / "absent", "-y", 1, "--plan", "--json")).out)
+    works(train(folder / "absent", "--check-data"))
+    assert not (folder / "absent").exists()
     result = works(run("--dry-run", "-e", TINY, "-i", "/none/train.bin"))
     assert len(result.ours()) == 1 and "/none/train.bin" in result.ours()[0], result.err
 
@@ -536,6 +548,8 @@ def prompts(folder):
     tokens = works(run("-e", model, "--prompt-tokens", "116,104,101", "-g", 5, "--temperature", 0))
     assert tokens.raw.startswith(b"the"), tokens.raw
     refused(run("-e", model, "--prompt", "the quick", "-g", 60), 2, 9, 60, 64)
+    refused(run("-e", model, "--prompt", "the quick", "-g", 2**31 - 1), 2, 9, 2**31 - 1, 64)
+    refused(run("-o", folder, "-y", 1, "--prompt", "the quick"), 2, "-y 1", "-e DIR")
     big = "L=1,NH=1,C=8,V=300,T=16"
     refused(run("-e", big, "--prompt", "a", "-g", 2), 2, "--prompt-tokens")
     works(run("-e", big, "--prompt-tokens", "1,299", "-g", 2))
@@ -610,6 +624,7 @@ def bad_options(folder):
     refused(run("-i", TRAIN, "-e", "L=2,NH=4"), 2, "C")
     refused(run("-i", TRAIN, "-e", "nothing-like-it"), 2, "nothing-like-it")
     refused(run("-e", TINY), 2, "python3 data/tinyshakespeare.py", "-i FILE")
+    expect_equal(run("-e", TINY, "-i", "two\nlines").err, "error: -i two?lines: no such file\n")
     refused(train("/proc/nowhere"), 2, "/proc/nowhere")
     for flag in ("--help", "--version"):
         result = works(run(flag))

@@ -114,6 +114,7 @@ static void test_refusals(void) {
     refuses("-nk 1", "-nk 1|2");
     refuses("-y 1", "-y 1|-o");
     refuses("-y 2 -o out", "-y 2");
+    refuses("-y 1 -o out --prompt a", "-y 1|prompt|-e");
     refuses("--json", "--json|--plan");
     refuses("--ranks 4", "--ranks|mpirun -np 4");
     refuses("--prompt a --prompt-tokens 1", "--prompt-tokens");

@@ -21,6 +21,12 @@ void check_set_rank(int rank, int world_size) {
 
 void check_set_abort_hook(void (*abort_all_ranks)(int code)) { abort_hook = abort_all_ranks; }
 
+// A message stays one line, whatever stands in the file names and values that it quotes.
+static void keep_one_line(char* text) {
+    for (char* c = text; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+}
+
 bool error_set(Error* error, int code, const char* fmt, ...) {
     if (error->code != 0) return false;
     error->code = code;
@@ -28,6 +34,7 @@ bool error_set(Error* error, int code, const char* fmt, ...) {
     va_start(args, fmt);
     vsnprintf(error->text, sizeof(error->text), fmt, args);
     va_end(args);
+    keep_one_line(error->text);
     return false;
 }
 
@@ -45,6 +52,7 @@ void warn(const char* fmt, ...) {
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    keep_one_line(text);
     fflush(stdout);
     fprintf(stderr, "warning: %s\n", text);
 }
@@ -55,6 +63,7 @@ _Noreturn void die_at(const char* file, int line, int code, const char* fmt, ...
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    keep_one_line(text);
     gethostname(host, sizeof(host) - 1);
     fflush(stdout);
     fprintf(stderr, "[rank %d/%d %s] %s:%d: %s\n", this_rank, num_ranks, host, file, line, text);
