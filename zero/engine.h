@@ -2,14 +2,14 @@
 //
 // Two streams. Every edge between them is one event, named here once:
 //
-//   ready[slot]    comm -> compute   gathered weights are there           before a unit is used
-//   free[slot]     compute -> comm   the unit's user is done              before the slot is refilled
-//   gready[slot]   compute -> comm   a gradient is written                before it is reduced
-//   gfree[slot]    comm -> compute   it has been reduced                  before the slot is rewritten
-//   written        compute -> comm   the same for gradients that go straight into the accumulators
-//   reduced        comm -> compute   the step's last reduction is done    before norm and AdamW read
-//   updated[unit]  compute -> comm   AdamW has written this rank's shard  before it is gathered
-//   published[unit] comm -> compute  full weights are those of all ranks  before anybody reads them
+//   ready[slot]     comm -> compute  gathered weights are there         before a unit is used
+//   free[slot]      compute -> comm  the unit's user is done            before the slot is refilled
+//   gready[slot]    compute -> comm  a gradient is written              before it is reduced
+//   gfree[slot]     comm -> compute  it has been reduced                before the slot is rewritten
+//   written         compute -> comm  a gradient is in the accumulators  before they are reduced
+//   reduced         comm -> compute  the last reduction is done         before norm and AdamW read
+//   updated[unit]   compute -> comm  AdamW has written this shard       before it is gathered
+//   published[unit] comm -> compute  full weights are new everywhere    before anybody reads them
 //
 // The next step's first reduction writes the accumulators (it assigns, nothing is zeroed) after
 // gready of its own slot, which the compute stream records after AdamW has read them.
@@ -97,7 +97,7 @@ struct Zero {
 
 enum { HOST_CHUNK = 1 << 18 }; // elements
 
-// ---- places --------------------------------------------------------------------------------------
+// ---- places -------------------------------------------------------------------------------------
 
 static inline Unit* zero_unit(const Zero* zero, int unit) { return &zero->partition.units[unit]; }
 
@@ -130,8 +130,8 @@ static inline size_t optimizer_start(const Zero* zero, int unit) {
 // Fills a buffer that holds nothing of value with NaN under ZERO_DEBUG=poison.
 void zero_poison(void* ptr, size_t bytes, stream_t stream);
 
-// After this rank's shards of the weights have changed (event updated[unit]): makes the full weights
-// of all ranks new again. Stage 3 only forgets its copies.
+// After this rank's shards of the weights have changed (event updated[unit]): makes the full
+// weights of all ranks new again. Stage 3 only forgets its copies.
 void zero_gather_updated(Zero* zero);
 // Collects what was sent between the first micro-step and the end of the update.
 void zero_end_step(Zero* zero);

@@ -4,8 +4,8 @@
 //   direct  the kernels write or add into the accumulators; reduced once, after the last micro-step
 //   local   a slot of floatX, added to the full accumulators; reduced once
 //   slot    a slot of floatX, reduced in every micro-step into the owner's accumulators
-// In exact mode the owner adds micro-batches in the order micro * world_size + rank, one rounding to
-// the accumulator's type each: the same bits for every stage and number of ranks.
+// In exact mode the owner adds micro-batches in the order micro * world_size + rank, one rounding
+// to the accumulator's type each: the same bits for every stage and number of ranks.
 //
 // A unit's slot is written by kernels that assign; unit E's is fp32, because the head's chunks and
 // the embedding add to it, and is rounded to floatX once. After the last micro-step stage 0 gathers
@@ -57,7 +57,8 @@ Grad zero_grad_begin(Zero* zero, int unit) {
     return grad;
 }
 
-// ZERO_FAULT=nan: in the last micro-step, into the first element of the named tensor (or the first of the table).
+// ZERO_FAULT=nan: in the last micro-step, into the first element of the named tensor (or the first
+// of the table).
 static void inject_nan(Zero* zero, int unit, Grad grad) {
     const char* name = fault_tensor();
     const int tensor = name[0] ? param_find(zero->table, name) : 0;

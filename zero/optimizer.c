@@ -1,16 +1,16 @@
 // zero/optimizer.c - the end of a step: one message for norm, losses and faults, then AdamW.
 //
-// Norm: every rank squares its own shards in every stage (gradients.c), one double per 1024 consecutive
-// elements of a unit. Blocks do not depend on world_size, so in exact mode all of them travel and are
-// added in canonical order on every rank; in fast mode each rank sends the sum of its own. A NaN or an
-// infinity anywhere makes the sum not finite (squares of fp32 cannot overflow a double), so all ranks
-// see the same and decide the same without another message.
+// Norm: every rank squares its own shards in every stage (gradients.c), one double per 1024
+// consecutive elements of a unit. Blocks do not depend on world_size, so in exact mode all of them
+// travel and are added in canonical order on every rank; in fast mode each rank sends the sum of
+// its own. A NaN or an infinity anywhere makes the sum not finite (squares of fp32 cannot overflow
+// a double), so all ranks see the same and decide the same without another message.
 #include <math.h>
 #include <stdio.h>
 
 #include "zero/engine.h"
 
-// ---- the message ---------------------------------------------------------------------------------
+// ---- the message --------------------------------------------------------------------------------
 
 static double* message_losses(char* message) { return (double*)(message + sizeof(MessageHead)); }
 
@@ -103,7 +103,7 @@ StepMessage zero_grad_norm(Zero* zero, const double* micro_losses, size_t tokens
     return result;
 }
 
-// ---- the update ----------------------------------------------------------------------------------
+// ---- the update ---------------------------------------------------------------------------------
 
 void zero_step(Zero* zero, const AdamW* adamw) {
     for (int u = 0; u < zero->partition.num_units; u++) {

@@ -1,9 +1,9 @@
 // zero/partition.h - which rank owns which elements. Integers only.
 //
-// A unit of E elements is padded to P = round_up(E, world_size * SHARD_ALIGN) and cut into world_size
-// equal shards; rank r owns [r * P/world_size, (r+1) * P/world_size), wherever tensors begin or end.
-// Elements that belong to no tensor (gaps, wte rows from V on, the end of the unit) are padding:
-// always zero as weights, never part of norm, update, file or hash.
+// A unit of E elements is padded to P = round_up(E, world_size * SHARD_ALIGN) and cut into
+// world_size equal shards; rank r owns [r * P/world_size, (r+1) * P/world_size), wherever tensors
+// begin or end. Elements that belong to no tensor (gaps, wte rows from V on, the end of the unit)
+// are padding: always zero as weights, never part of norm, update, file or hash.
 //
 // Source: Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, section 5.
 #ifndef ZERO_PARTITION_H

@@ -1,8 +1,8 @@
 // zero/plan.c - what the engine takes and sends, as integers: lines of memory, elements of traffic.
 //
-// The run allocates exactly these lines and tests compare its counters with these formulas. With P the
-// padded parameters, N ranks, G micro-steps, w bytes of a weight, a of an accumulator, o of optimizer
-// state (8 beside fp32 weights, else 12 with the master):
+// The run allocates exactly these lines and tests compare its counters with these formulas. With P
+// the padded parameters, N ranks, G micro-steps, w bytes of a weight, a of an accumulator, o of
+// optimizer state (8 beside fp32 weights, else 12 with the master):
 //
 //   stage | weights | grads | optimizer | sent per step, in units of P (N-1)/N: fast, exact
 //     0   | w P     | a P   | o P       | 2             G + 1
@@ -29,9 +29,9 @@ Layout layout_of(const ZeroConfig* config, const Partition* partition) {
 
     layout.grad_elems = layout.grads_sharded ? shard : full;
     layout.optimizer_elems = layout.optimizer_sharded ? shard : full;
-    // Exact mode computes each micro-batch's gradient into a slot of its own and adds it in canonical
-    // order; with one micro-batch in all there is nothing to add. Fast mode sums up locally where the
-    // rank has all accumulators. Kernels add to fp32 only.
+    // Exact mode computes each micro-batch's gradient into a slot of its own and adds it in
+    // canonical order; with one micro-batch in all there is nothing to add. Fast mode sums up
+    // locally where the rank has all accumulators. Kernels add to fp32 only.
     const int num_micro_batches = config->world_size * config->grad_accum_steps;
     const bool is_fp32 = config->accum_dtype == DTYPE_FP32;
     layout.local_sum = !config->exact && !layout.grads_sharded;
@@ -90,7 +90,7 @@ size_t zero_padded_params(const ParamTable* table, int world_size) {
     return elems;
 }
 
-// ---- traffic -------------------------------------------------------------------------------------
+// ---- traffic ------------------------------------------------------------------------------------
 
 // How often a unit's weights are gathered in a micro-step of stage 3. Slot l mod k is refilled only
 // when another block needs it: forward leaves the last k blocks for backward, backward leaves the
@@ -157,7 +157,7 @@ ZeroPrediction zero_predict(const ZeroConfig* config, const ParamTable* table, d
     return p;
 }
 
-// ---- agreement -----------------------------------------------------------------------------------
+// ---- agreement ----------------------------------------------------------------------------------
 
 uint64_t zero_config_hash(const ZeroConfig* config, const ParamTable* table) {
     uint64_t hash = 0;

@@ -1,7 +1,8 @@
 // zero/state.c - the fp32 state from outside: first values, reading and writing files, the hash.
 //
-// All of it goes over tensors in canonical order, whoever owns the elements; nothing here depends on
-// how they are sharded, so a checkpoint of one stage and world size is a checkpoint of every other.
+// All of it goes over tensors in canonical order, whoever owns the elements; nothing here depends
+// on how they are sharded, so a checkpoint of one stage and world size is a checkpoint of every
+// other.
 #include <string.h>
 
 #include "core/rng.h"
@@ -84,7 +85,7 @@ void zero_publish(Zero* zero) {
     zero_gather_updated(zero);
 }
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 // The next run of a tensor's elements [done, count) that one rank holds and a chunk can take.
 typedef struct {
@@ -149,7 +150,7 @@ void zero_write(Zero* zero, StateKind kind, int tensor, size_t first, size_t cou
     }
 }
 
-// ---- hash ----------------------------------------------------------------------------------------
+// ---- hash ---------------------------------------------------------------------------------------
 
 uint64_t zero_params_hash(Zero* zero) {
     CHECK(!writes_weights(zero), "there are no masters to hash");

@@ -132,7 +132,7 @@ void zero_poison(void* ptr, size_t bytes, stream_t stream) {
     if (debug_poison()) device_fill(ptr, 0xFF, bytes, stream);
 }
 
-// ---- counters ------------------------------------------------------------------------------------
+// ---- counters -----------------------------------------------------------------------------------
 
 void zero_begin_micro_step(Zero* zero, long step, int micro) {
     CHECK(zero->config.training && micro >= 0 && micro < zero->config.grad_accum_steps,

@@ -46,8 +46,8 @@ size_t zero_padded_params(const ParamTable* table, int world_size);
 void zero_traffic(const ZeroConfig* config, const ParamTable* table, size_t* elements,
                   size_t* bytes);
 
-// Communication of a step if every rank's link carries link_gb_s (1e9 bytes a second), beside compute
-// of compute_ms per step: what of it can hide behind compute, and what cannot.
+// Communication of a step if every rank's link carries link_gb_s (1e9 bytes a second), beside
+// compute of compute_ms per step: what of it can hide behind compute, and what cannot.
 typedef struct {
     double gather_ms;  // weights, forward and backward of all micro-steps
     double reduce_ms;  // gradients
@@ -60,11 +60,12 @@ ZeroPrediction zero_predict(const ZeroConfig* config, const ParamTable* table, d
 // Of everything that must be the same on all ranks: stage, mode, types, units and tensors.
 uint64_t zero_config_hash(const ZeroConfig* config, const ParamTable* table);
 
-// Takes the plan's memory. Weights are undefined until zero_init_weights or zero_write + zero_publish.
+// Takes the plan's memory. Weights are undefined until zero_init_weights, or zero_write and
+// zero_publish.
 Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm, Ledger* ledger);
 void zero_destroy(Zero* zero);
 
-// ---- weights -------------------------------------------------------------------------------------
+// ---- weights ------------------------------------------------------------------------------------
 
 // A unit's full weights for the compute stream, valid until zero_release. Gathering a unit that is
 // already held without a release in between dies.
@@ -75,7 +76,7 @@ void zero_release(Zero* zero, int unit);
 // Forgets gathered copies, so that the next gather brings them anew (after evaluation).
 void zero_drop_slots(Zero* zero);
 
-// ---- gradients -----------------------------------------------------------------------------------
+// ---- gradients ----------------------------------------------------------------------------------
 
 // Begin a micro-step (0 .. G-1) of step `step` (from 1), before its forward pass.
 void zero_begin_micro_step(Zero* zero, long step, int micro);
@@ -83,7 +84,7 @@ void zero_begin_micro_step(Zero* zero, long step, int micro);
 Grad zero_grad_begin(Zero* zero, int unit);
 void zero_grad_end(Zero* zero, int unit);
 
-// ---- the step's one message ----------------------------------------------------------------------
+// ---- the step's one message ---------------------------------------------------------------------
 
 // What each rank tells the others once per step, and what all know afterwards.
 typedef struct {
@@ -103,12 +104,12 @@ typedef struct {
 StepMessage zero_grad_norm(Zero* zero, const double* micro_losses, size_t tokens, double loss_scale,
                            int signal);
 
-// AdamW on this rank's elements, then publishes the weights. adamw.grad_scale holds clip / loss scale.
+// AdamW on this rank's elements, then publishes the weights. adamw.grad_scale = clip / loss scale.
 void zero_step(Zero* zero, const AdamW* adamw);
 // Ends a step without an update: weights and state stay as they are.
 void zero_skip(Zero* zero);
 
-// ---- state: initialisation, checkpoint, hash -----------------------------------------------------
+// ---- state: initialisation, checkpoint, hash ----------------------------------------------------
 
 typedef enum { STATE_MASTER, STATE_M, STATE_V } StateKind;
 

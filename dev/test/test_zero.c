@@ -42,10 +42,10 @@ static AdamW adamw_of_step(int step, double grad_norm) {
                    .grad_scale = (float)fmin(1, clip / (grad_norm + 1e-6))};
 }
 
-// ---- made-up gradients ---------------------------------------------------------------------------
+// ---- made-up gradients --------------------------------------------------------------------------
 
-// Part `part` of the gradient of one element in one micro-batch: noise, and a pull that depends on the
-// weight, so that a wrong weight shows in the next step.
+// Part `part` of the gradient of one element in one micro-batch: noise, and a pull that depends on
+// the weight, so that a wrong weight shows in the next step.
 static float made_up(int step, int micro_batch, size_t canonical, int part, floatX weight) {
     const double u = rng_uniform((uint64_t)step, (uint64_t)(micro_batch * 2 + part), canonical);
     return (float)(u - 0.5) + 0.3f * to_float(weight);
@@ -105,7 +105,7 @@ static void run_micro_step(Zero* zero, int step, int micro) {
     zero_grad_end(zero, 0);
 }
 
-// ---- reference -----------------------------------------------------------------------------------
+// ---- reference ----------------------------------------------------------------------------------
 
 // Whole arrays, unit after unit, padded for one rank.
 typedef struct {
@@ -212,7 +212,7 @@ static uint64_t reference_hash(const Reference* ref) {
     return sum;
 }
 
-// ---- an engine for one case ----------------------------------------------------------------------
+// ---- an engine for one case ---------------------------------------------------------------------
 
 typedef struct {
     ZeroConfig config;
@@ -264,7 +264,7 @@ static void finish_step(Run* run, int step, const StepMessage* message) {
     }
 }
 
-// ---- cases ---------------------------------------------------------------------------------------
+// ---- cases --------------------------------------------------------------------------------------
 
 static void check_state(Run* run, const Reference* ref) {
     const float* const arrays[] = {ref->master, ref->m, ref->v};
@@ -487,7 +487,7 @@ static void test_write(int stage) {
     test_report("write, read, publish, hash, stage %d", stage);
 }
 
-// ---- main ----------------------------------------------------------------------------------------
+// ---- main ---------------------------------------------------------------------------------------
 
 static void test_model(const char* model) {
     GPT2Config config;

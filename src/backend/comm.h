@@ -3,10 +3,10 @@
 // comm_self (one rank, no MPI), comm_mpi (CPU ranks, through shared memory where all are on one
 // host; CUDA staged through pinned host memory), comm_nccl (CUDA). Collectives on device memory are
 // queued on STREAM_COMM and take equal counts per rank: `full` holds world_size slices of
-// `shard_elems` elements, slice r belongs to rank r. All ranks call the same collectives in the same
-// order; each has a number (seq), which the watchdog's line and ZERO_FAULT use. Before data moves,
-// the ranks compare what they are about to do: a rank that left one out or passes another count is
-// named, instead of a hang or wrong data.
+// `shard_elems` elements, slice r belongs to rank r. All ranks call the same collectives in the
+// same order; each has a number (seq), which the watchdog's line and ZERO_FAULT use. Before data
+// moves, the ranks compare what they are about to do: a rank that left one out or passes another
+// count is named, instead of a hang or wrong data.
 #ifndef BACKEND_COMM_H
 #define BACKEND_COMM_H
 
@@ -56,8 +56,8 @@ struct Comm {
     double link_bytes_s; // 0, or collectives take at least bytes sent / this
     CommTable* table;    // what the ranks of this host are doing (comm/table.h)
 
-    // Inside a collective, after comm_enter: returns when all ranks are in the same one, or ends the run
-    // with a line that names the rank which is not.
+    // Inside a collective, after comm_enter: returns when all ranks are in the same one, or ends
+    // the run with a line that names the rank which is not.
     void (*meet)(Comm*);
 
     // Takes a line of the plan (device_alloc's rules hold). Collective for EXPOSED and ONE_COPY.
@@ -71,8 +71,8 @@ struct Comm {
     // writes there again.
     void (*settle)(Comm*, long seq);
 
-    // What lies at rank `rank`'s own address of this rank's EXPOSED memory, or NULL where it cannot be
-    // read. Between a collective and the next, for looking after errors.
+    // What lies at rank `rank`'s own address of this rank's EXPOSED memory, or NULL where it cannot
+    // be read. Between a collective and the next, for looking after errors.
     const void* (*peer_view)(Comm*, const void* mine, int rank);
 
     // Every rank's slice to every rank. `shard` is this rank's; it may lie in its place in `full`.
@@ -94,7 +94,7 @@ struct Comm {
     void (*free)(Comm*);
 };
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 typedef struct {
     const char* kind;  // "auto", "nccl", "mpi", "messages" (mpi without shared memory) or "self"
@@ -119,24 +119,24 @@ Comm* comm_nccl_create(Comm* mpi, Error* error); // takes `mpi` for host message
 // CUDA. On the CPU it returns `comm`. Collective. NULL on error.
 Comm* comm_attach_device(Comm* comm, const CommOptions* options, Error* error);
 
-// ---- agreement -----------------------------------------------------------------------------------
+// ---- agreement ----------------------------------------------------------------------------------
 
-// Agrees on the outcome of a start phase: if any rank's error is set, the lowest such rank prints its
-// line and all ranks exit with its code. Collective.
+// Agrees on the outcome of a start phase: if any rank's error is set, the lowest such rank prints
+// its line and all ranks exit with its code. Collective.
 void comm_agree(Comm* comm, const Error* error);
 
-// The same for errors that a run survives: false on all ranks if any rank has an error, which becomes
-// everybody's. Collective.
+// The same for errors that a run survives: false on all ranks if any rank has an error, which
+// becomes everybody's. Collective.
 bool comm_all_ok(Comm* comm, Error* error);
 
 // For an error that only this rank knows: prints its line and ends all ranks. Not collective.
 NO_RETURN void comm_exit_all(const Comm* comm, const Error* error);
 
-// Do all ranks have the same value? Else an error that names the first rank which differs from rank 0,
-// on every rank. Collective.
+// Do all ranks have the same value? Else an error that names the first rank which differs from rank
+// 0, on every rank. Collective.
 bool comm_check_same(Comm* comm, uint64_t value, const char* what, Error* error);
 
-// ---- exchange buffer -----------------------------------------------------------------------------
+// ---- exchange buffer ----------------------------------------------------------------------------
 
 // Bytes of the line "exchange": what arrives while gradients are folded from messages.
 size_t comm_exchange_bytes(int world_size);

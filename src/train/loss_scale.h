@@ -1,9 +1,9 @@
-// train/loss_scale.h - dynamic loss scaling for fp16: gradients are multiplied by a scale that keeps
-// them inside the type's range.
+// train/loss_scale.h - dynamic loss scaling for fp16: gradients are multiplied by a scale that
+// keeps them inside the type's range.
 //
-// An overflow (a non-finite gradient, agreed over all ranks by the step's message) halves the scale,
-// once; LOSS_SCALE_GROWTH steps without one double it. bf16 and fp32 have the range of fp32 and use 1.
-// Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+// An overflow (a non-finite gradient, agreed over all ranks by the step's message) halves the
+// scale, once; LOSS_SCALE_GROWTH steps without one double it. bf16 and fp32 have the range of fp32
+// and use 1. Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 #ifndef TRAIN_LOSS_SCALE_H
 #define TRAIN_LOSS_SCALE_H
 

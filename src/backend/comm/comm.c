@@ -5,7 +5,7 @@
 
 #include "backend/comm.h"
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 // How many ranks the launcher says there are, and the variable that says so; 0 without a launcher.
 static int launcher_ranks(const char** variable) {
@@ -76,7 +76,7 @@ Comm* comm_attach_device(Comm* comm, const CommOptions* options, Error* error) {
     return comm;
 }
 
-// ---- agreement -----------------------------------------------------------------------------------
+// ---- agreement ----------------------------------------------------------------------------------
 
 // The error of the lowest rank that has one, on all ranks. That rank, or -1.
 static int lowest_error(Comm* comm, const Error* mine, Error* agreed) {

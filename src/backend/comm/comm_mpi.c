@@ -1,14 +1,14 @@
 // backend/comm/comm_mpi.c - ranks connected by MPI; on one host, by shared memory.
 //
 // Shared memory (all ranks on one host, device memory is host memory): buffers that others read are
-// windows, and a collective is a rendezvous followed by reading the others' memory directly: gradients
-// are folded out of their slots, weights copied out of their shards, without a copy in between.
-// Windows are memfds, opened by the others through /proc: no name in /dev/shm that could be left
-// behind, and no limit by its size. Where that does not work every buffer is private.
+// windows, and a collective is a rendezvous followed by reading the others' memory directly:
+// gradients are folded out of their slots, weights copied out of their shards, without a copy in
+// between. Windows are memfds, opened by the others through /proc: no name in /dev/shm that could
+// be left behind, and no limit by its size. Where that does not work every buffer is private.
 //
-// Messages (across hosts, or CUDA): pairwise exchange, in pieces well below the 2^31 of MPI's counts,
-// then the same fold() in the same rank order, so the same bits. Device memory that MPI cannot read
-// passes through pinned host memory.
+// Messages (across hosts, or CUDA): pairwise exchange, in pieces well below the 2^31 of MPI's
+// counts, then the same fold() in the same rank order, so the same bits. Device memory that MPI
+// cannot read passes through pinned host memory.
 #include <errno.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -64,7 +64,7 @@ typedef struct {
 
 static MpiComm* mpi(Comm* comm) { return (MpiComm*)comm; }
 
-// ---- shared memory -------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 // Maps, for each rank of the host, `bytes` that it made (owners = local_size), or what local rank 0
 // made (owners = 1). The same answer on all ranks: false and nothing mapped if any of them cannot.
@@ -130,7 +130,8 @@ static void* mpi_alloc(Comm* comm, Ledger* ledger, const char* name, CommMemory 
     }
     window->mine = window->bases[comm->local_rank];
     m->num_windows++;
-    // Large pages, where the system has them for shared memory (shmem_enabled = advise): less to map.
+    // Large pages, where the system has them for shared memory (shmem_enabled = advise): less to
+    // map.
     for (int r = 0; r < comm->local_size; r++)
         madvise(window->bases[r], line->bytes, MADV_HUGEPAGE);
     line->ptr = window->mine;
@@ -178,7 +179,7 @@ static void forget_pages(const void* ptr, size_t bytes) {
     madvise((void*)begin, end - begin, MADV_DONTNEED);
 }
 
-// ---- meeting -------------------------------------------------------------------------------------
+// ---- meeting ------------------------------------------------------------------------------------
 
 // All ranks are in this collective and in the same one, else the run ends with a line.
 static void mpi_meet(Comm* comm) {
@@ -206,7 +207,7 @@ static void mpi_settle(Comm* comm, long seq) {
     if (mpi(comm)->shares_memory && seq > 0 && mpi(comm)->rendezvous_at <= seq) mpi_barrier(comm);
 }
 
-// ---- messages ------------------------------------------------------------------------------------
+// ---- messages -----------------------------------------------------------------------------------
 
 static void wait_for_staging(MpiComm* m) {
     if (!m->staged) m->staged = event_create();
@@ -282,7 +283,7 @@ static void reduce_by_messages(MpiComm* m, void* acc, DType acc_dtype, bool accu
     if (!direct) wait_for_staging(m);
 }
 
-// ---- collectives on device memory ----------------------------------------------------------------
+// ---- collectives on device memory ---------------------------------------------------------------
 
 static void gather_by_reading(const MpiComm* m, const Window* window, char* full, const char* shard,
                               size_t shard_elems, size_t size) {
@@ -348,7 +349,7 @@ static void mpi_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accu
     comm_leave(comm, COMM_REDUCE_SCATTER, shard_elems * (size_t)(N - 1), size);
 }
 
-// ---- small messages ------------------------------------------------------------------------------
+// ---- small messages -----------------------------------------------------------------------------
 
 static void mpi_host_all_gather(Comm* comm, void* all, const void* mine, size_t bytes) {
     CHECK(bytes <= MAX_COUNT, "a message of %zu bytes", bytes);
@@ -378,7 +379,7 @@ static void mpi_host_recv(Comm* comm, void* buffer, size_t bytes, int from) {
     MPICHECK(MPI_Recv(buffer, (int)bytes, MPI_BYTE, from, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
 }
 
-// ---- life ----------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 static void mpi_abort(int code) {
     MPI_Abort(MPI_COMM_WORLD, code);

@@ -17,8 +17,8 @@
 #include "core/fault.h"
 #include "core/rng.h"
 
-// The table is shared memory, so plain loads and stores of single words are made atomic where another
-// process looks at them.
+// The table is shared memory, so plain loads and stores of single words are made atomic where
+// another process looks at them.
 #define LOAD(word)         __atomic_load_n(&(word), __ATOMIC_ACQUIRE)
 #define STORE(word, value) __atomic_store_n(&(word), (value), __ATOMIC_RELEASE)
 
@@ -57,7 +57,7 @@ static void sleep_seconds(double seconds) {
     }
 }
 
-// ---- failing -------------------------------------------------------------------------------------
+// ---- failing ------------------------------------------------------------------------------------
 
 const char* comm_entry_text(const CommEntry* entry, char* text, size_t size) {
     char unit[32] = "";
@@ -154,7 +154,7 @@ NO_RETURN static void fail_by_history(CommTable* table) {
                TABLE_HISTORY);
 }
 
-// ---- rendezvous ----------------------------------------------------------------------------------
+// ---- rendezvous ---------------------------------------------------------------------------------
 
 // Short enough not to matter, long enough for ranks that have cores of their own to meet awake.
 enum { SPINS = 2000 };
@@ -192,7 +192,7 @@ void table_rendezvous(Comm* comm) {
     }
 }
 
-// ---- around every collective ---------------------------------------------------------------------
+// ---- around every collective --------------------------------------------------------------------
 
 bool comm_enter(Comm* comm, CommOp op, int unit, size_t elems) {
     CommRecord* record = table_record(comm);

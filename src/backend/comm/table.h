@@ -1,9 +1,9 @@
 // backend/comm/table.h - what the ranks of one host are doing, in memory that all of them can read.
 //
-// Every collective enters and leaves here, whatever carries its data. The table needs no message, so
-// a rank that is stopped, stuck or elsewhere can still be seen by the others: train/watchdog.c reads
-// it from a thread of its own. It is also where the ranks of a host wait for each other, asleep, so
-// that more ranks than cores do not burn the time of those which still work.
+// Every collective enters and leaves here, whatever carries its data. The table needs no message,
+// so a rank that is stopped, stuck or elsewhere can still be seen by the others: train/watchdog.c
+// reads it from a thread of its own. It is also where the ranks of a host wait for each other,
+// asleep, so that more ranks than cores do not burn the time of those which still work.
 #ifndef BACKEND_COMM_TABLE_H
 #define BACKEND_COMM_TABLE_H
 
@@ -35,7 +35,7 @@ typedef struct {
     char activity[96];                // what it does there: "saving step 20", or ""
     uint64_t hash;                    // of all entries so far
     CommEntry history[TABLE_HISTORY]; // entry seq at seq % TABLE_HISTORY
-    // What it brought to a rendezvous; two, since it may be at the next one while others still read.
+    // What it brought to a rendezvous; two, since it may be at the next while others still read.
     struct {
         long seq;
         uint64_t hash;
@@ -60,11 +60,11 @@ static inline CommRecord* table_record(Comm* comm) { // this rank's
     return &comm->table->records[comm->table->is_shared ? comm->local_rank : 0];
 }
 
-// ---- around every collective ---------------------------------------------------------------------
+// ---- around every collective --------------------------------------------------------------------
 
 // Announces a collective; commits ZERO_FAULT. False: this rank is to leave it out.
 bool comm_enter(Comm* comm, CommOp op, int unit, size_t elems);
-// Counts what this rank sent (elements of device memory; 0 for small messages) and the time it took.
+// Counts what this rank sent (elements of device memory; 0 for small messages) and the time.
 void comm_leave(Comm* comm, CommOp op, size_t sent_elems, size_t element_bytes);
 
 // Waits for all ranks of the host and compares what they have entered so far; a difference ends the
@@ -78,7 +78,7 @@ void table_compare_entries(CommTable* table, const CommEntry* entries, int count
 // "seq 37 reduce_scatter(block 1) step 3 micro 0"
 const char* comm_entry_text(const CommEntry* entry, char* text, size_t size);
 
-// Prints one line unless a rank of this host has done so; ends this process with EXIT_COMM either way.
+// Prints one line unless a rank of this host has done so. Ends this process with EXIT_COMM.
 NO_RETURN void table_fail(CommTable* table, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 #ifdef __cplusplus
