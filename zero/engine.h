@@ -2,14 +2,14 @@
 //
 // Two streams. Every edge between them is one event, named here once:
 //
-//   ready[slot]     comm -> compute  gathered weights are there         before a unit is used
-//   free[slot]      compute -> comm  the unit's user is done            before the slot is refilled
-//   gready[slot]    compute -> comm  a gradient is written              before it is reduced
-//   gfree[slot]     comm -> compute  it has been reduced                before the slot is rewritten
-//   written         compute -> comm  a gradient is in the accumulators  before they are reduced
-//   reduced         comm -> compute  the last reduction is done         before norm and AdamW read
-//   updated[unit]   compute -> comm  AdamW has written this shard       before it is gathered
-//   published[unit] comm -> compute  full weights are new everywhere    before anybody reads them
+//   ready[slot]     comm -> compute  gathered weights are there        before a unit is used
+//   free[slot]      compute -> comm  the unit's user is done           before the slot is refilled
+//   gready[slot]    compute -> comm  a gradient is written             before it is reduced
+//   gfree[slot]     comm -> compute  it has been reduced               before the slot is rewritten
+//   written         compute -> comm  a gradient is in the accumulators before they are reduced
+//   reduced         comm -> compute  the last reduction is done        before norm and AdamW read
+//   updated[unit]   compute -> comm  AdamW has written this shard      before it is gathered
+//   published[unit] comm -> compute  full weights are new everywhere   before anybody reads them
 //
 // The next step's first reduction writes the accumulators (it assigns, nothing is zeroed) after
 // gready of its own slot, which the compute stream records after AdamW has read them.
