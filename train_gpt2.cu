@@ -71,7 +71,7 @@ typedef struct {
 
 static const Error no_error = {0, ""};
 
-// ---- ranks ---------------------------------------------------------------------------------------
+// ---- ranks --------------------------------------------------------------------------------------
 
 static void start_ranks(Run* run, int argc, char** argv) {
     Error error = no_error;
@@ -106,7 +106,7 @@ static bool answer_question(const Run* run) {
     return true;
 }
 
-// ---- model ---------------------------------------------------------------------------------------
+// ---- model --------------------------------------------------------------------------------------
 
 static bool wants_prompt(const Options* o) { return o->prompt || o->prompt_tokens; }
 static bool is_rehearsal(const Options* o) { return o->plan || o->dry_run; }
@@ -162,7 +162,7 @@ static void choose_model(Run* run) {
     comm_agree(run->comm, &error);
 }
 
-// ---- data ----------------------------------------------------------------------------------------
+// ---- data ---------------------------------------------------------------------------------------
 
 static bool open_shards(Run* run, DataLoader* loader, const char* option, const char* pattern,
                         const char* default_pattern, uint64_t samples_per_step, bool* is_open,
@@ -227,7 +227,7 @@ static void open_data(Run* run) {
                                        : 0;
 }
 
-// ---- where the run stands ------------------------------------------------------------------------
+// ---- where the run stands -----------------------------------------------------------------------
 
 // Settles what a checkpoint will hold, from the options or from the one that was found.
 static void set_state(Run* run) {
@@ -274,7 +274,7 @@ static void compare_ranks(Run* run) {
     comm_agree(run->comm, &error);
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 static PlanInput plan_input(const Run* run) {
     const Options* o = &run->options;
@@ -358,7 +358,7 @@ static void load_weights(Run* run) {
                     run->checkpoint_dir, (double)loaded.bytes / loaded.ms * 1e-6);
 }
 
-// ---- one step ------------------------------------------------------------------------------------
+// ---- one step -----------------------------------------------------------------------------------
 
 // Buffers and marks of the loop.
 typedef struct {
@@ -480,7 +480,7 @@ static VerdictKind train_step(Run* run, long step, Loop* loop) {
     return verdict.kind;
 }
 
-// ---- between steps -------------------------------------------------------------------------------
+// ---- between steps ------------------------------------------------------------------------------
 
 static bool save(Run* run, bool is_last) {
     Error error = no_error;
@@ -541,7 +541,7 @@ static bool is_due(int every, long s, bool is_last) {
     return every > 0 && (s % every == 0 || is_last);
 }
 
-// ---- the run -------------------------------------------------------------------------------------
+// ---- the run ------------------------------------------------------------------------------------
 
 typedef struct {
     const char* reason; // of the end event

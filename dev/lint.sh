@@ -66,9 +66,10 @@ mapfile -t headers < <(printf '%s\n' "${product[@]}" | grep '\.h$')
 for header in "${headers[@]}"; do
     ${CC:-gcc} -std=c11 -D_GNU_SOURCE -DPRECISION_BF16 -fopenmp -Wall -Werror \
         -Isrc -I. -fsyntax-only -x c "$header" 2>&1 | head -3
+    case $header in src/backend/cpu/*) continue ;; esac # of C sources only
     ${CXX:-g++} -std=c++17 -D_GNU_SOURCE -DPRECISION_BF16 -fopenmp -Wall -Werror -Isrc -I. -fsyntax-only \
         -x c++ "$header" 2>&1 | head -3
-done | rule "every header compiles alone, as C11 and as C++17"
+done | rule "every header compiles alone, as C11 and (but for backend/cpu) as C++17"
 
 # ---- text -----------------------------------------------------------------------------------------
 

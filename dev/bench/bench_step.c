@@ -17,7 +17,7 @@
 #include "dev/bench/bare_products.h"
 #include "train/step.h"
 
-// ---- clocks around operations ----------------------------------------------------------------------
+// ---- clocks around operations -------------------------------------------------------------------
 
 typedef enum {
     MATMUL_FORWARD,
@@ -120,7 +120,7 @@ TIMED(CONVERT, convert,
       (void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems, stream_t stream),
       (dst, dst_dtype, src, src_dtype, elems, stream))
 
-// ---- the step --------------------------------------------------------------------------------------
+// ---- the step -----------------------------------------------------------------------------------
 
 typedef struct {
     GPT2Config config;
@@ -216,7 +216,7 @@ static StepTimes run_step(Trainer* t, long number) {
     return times;
 }
 
-// ---- memory bandwidth ------------------------------------------------------------------------------
+// ---- memory bandwidth ---------------------------------------------------------------------------
 
 enum { TRIAD_ELEMS = 32 << 20 }; // 128 MiB each of three arrays
 
@@ -229,7 +229,7 @@ static double run_triad(float* arrays) {
     return now_seconds() - begin;
 }
 
-// ---- report ----------------------------------------------------------------------------------------
+// ---- report -------------------------------------------------------------------------------------
 
 typedef struct {
     StepTimes step;

@@ -3,9 +3,9 @@
 //
 // D = epilogue(alpha * op(A) * op(B) + beta * C). Shapes, leading dimensions, types, pointers and
 // the extents of all matrices are checked. What this cannot tell is whether the real library has an
-// algorithm for a combination; CUDA_ON_CPU_NO_EPILOGUES=1 makes it refuse all fused epilogues (=all:
-// all products), so that a program's other paths are tested.
-// Source: cuBLAS 13.0, "cublasLtEpilogue_t" and "cublasLtMatmul()".
+// algorithm for a combination; CUDA_ON_CPU_NO_EPILOGUES=1 makes it refuse all fused epilogues
+// (=all: all products), so that a program's other paths are tested. Source: cuBLAS 13.0,
+// "cublasLtEpilogue_t" and "cublasLtMatmul()".
 #include "emu.h"
 #include "memory.h"
 #include "settings.h"
@@ -76,7 +76,7 @@ bool is_known_epilogue(int e) {
     }
 }
 
-// ---- elements ---------------------------------------------------------------
+// ---- elements -----------------------------------------------------------------------------------
 
 bool is_known_type(int type) {
     return type == CUDA_R_32F || type == CUDA_R_16BF || type == CUDA_R_16F;
@@ -115,7 +115,7 @@ float gelu_slope(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * inner_slope;
 }
 
-// ---- one matrix product -----------------------------------------------------
+// ---- one matrix product -------------------------------------------------------------------------
 
 constexpr size_t TILE_M = 32, TILE_N = 8;
 
@@ -237,7 +237,7 @@ void multiply(const Matmul& mm, const Operands& o) {
     if (has_bgrad_b(e)) store_row_sums(b, N, K, TILE_N, o.bias, bias_type);
 }
 
-// ---- checks -----------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------
 
 cublasStatus_t refuse(const char* why, cublasStatus_t code = CUBLAS_STATUS_INVALID_VALUE) {
     fprintf(stderr, "cuda_on_cpu: refused: cublasLt: %s\n", why);
@@ -335,7 +335,7 @@ cublasStatus_t answer(uint32_t value, void* out, size_t bytes, size_t* written) 
 
 extern "C" {
 
-// ---- handles and descriptors ------------------------------------------------
+// ---- handles and descriptors --------------------------------------------------------------------
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     *handle = reinterpret_cast<cublasLtHandle_t>(new char);
@@ -434,7 +434,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
     return CUBLAS_STATUS_SUCCESS; // there is one algorithm, and it needs no workspace
 }
 
-// ---- algorithms and products ------------------------------------------------
+// ---- algorithms and products --------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,

@@ -29,7 +29,7 @@ int current_device;
 
 bool exists(int device) { return device >= 0 && device < settings().devices; }
 
-// ---- kernels that may use more shared memory --------------------------------
+// ---- kernels that may use more shared memory ----------------------------------------------------
 
 struct OptIn {
     const void* kernel;
@@ -55,7 +55,7 @@ cudaError_t set_shared_limit(const void* kernel, int bytes) {
     return cudaSuccess;
 }
 
-// ---- properties -------------------------------------------------------------
+// ---- properties ---------------------------------------------------------------------------------
 
 // The same for all processes of a host, different for its devices.
 void fill_uuid(cudaUUID_t* uuid, int device) {
@@ -167,7 +167,7 @@ cudaError_t max_active_blocks(int* blocks, const void* kernel, int threads, size
     return cudaSuccess;
 }
 
-// ---- error texts ------------------------------------------------------------
+// ---- error texts --------------------------------------------------------------------------------
 
 struct ErrorText {
     cudaError_t code;

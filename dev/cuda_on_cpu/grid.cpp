@@ -1,7 +1,8 @@
 // grid.cpp - runs a grid block after block, and owns shared memory.
 //
 // Before every block shared memory is what a GPU gives: undefined. With poison it holds NaN, under
-// MemorySanitizer it is marked undefined, under ThreadSanitizer it is new memory nobody has touched.
+// MemorySanitizer it is marked undefined, under ThreadSanitizer it is new memory nobody has
+// touched.
 #include "block.h"
 #include "report.h"
 
@@ -28,7 +29,7 @@ constexpr unsigned char CANARY = 0xA5;
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// ---- dynamic shared memory --------------------------------------------------
+// ---- dynamic shared memory ----------------------------------------------------------------------
 // Under AddressSanitizer: allocated with exactly the size asked for. Otherwise it ends where a page
 // begins that cannot be touched; the bytes that alignment leaves before it hold a pattern that is
 // looked at after every block.
@@ -71,7 +72,7 @@ void check_slack() {
     }
 }
 
-// ---- all shared memory before a block ---------------------------------------
+// ---- all shared memory before a block -----------------------------------------------------------
 
 // 0xFF in every byte is NaN in float, bf16 and fp16, and -1 in integers.
 // Bytes between the variables are AddressSanitizer's; memset would be an error there.
@@ -111,7 +112,7 @@ void turn_to_other_set() {
     tsan_switch(machine.tsan_stream);
 }
 
-// ---- a launch ---------------------------------------------------------------
+// ---- a launch -----------------------------------------------------------------------------------
 
 void set_block_shape(dim3 block) {
     blockDim = block;
@@ -149,7 +150,7 @@ void init_machine() {
     machine.random.seed(settings().order_seed);
 }
 
-// ---- profile ----------------------------------------------------------------
+// ---- profile ------------------------------------------------------------------------------------
 
 struct Profile {
     struct Line {

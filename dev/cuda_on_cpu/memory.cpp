@@ -52,7 +52,7 @@ size_t device_bytes_in_use() {
     return sum;
 }
 
-// ---- the arena --------------------------------------------------------------
+// ---- the arena ----------------------------------------------------------------------------------
 
 char* arena;         // all device memory
 size_t arena_bytes;  // of address space
@@ -90,7 +90,7 @@ char* find_gap(size_t bytes) {
     return begin + footprint(bytes) <= end ? reinterpret_cast<char*>(begin) : nullptr;
 }
 
-// ---- allocation -------------------------------------------------------------
+// ---- allocation ---------------------------------------------------------------------------------
 
 void* allocate_with_malloc(size_t bytes) {
     void* p = nullptr;
@@ -147,7 +147,7 @@ cudaError_t release(void* p, MemoryKind kind, const char* call) {
 
 } // namespace
 
-// ---- access -----------------------------------------------------------------
+// ---- access -------------------------------------------------------------------------------------
 
 static void set_access(bool open) {
     if (!settings().hide) return;
@@ -225,7 +225,7 @@ void check_range(const char* what, const void* p, size_t bytes) {
     if (bytes > left) host_error("%s: needs %zu bytes, its allocation has %zu", what, bytes, left);
 }
 
-// ---- copies -----------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 namespace {
 

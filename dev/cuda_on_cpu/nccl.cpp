@@ -36,7 +36,7 @@ struct ncclComm {
 
 namespace {
 
-// ---- types and sums ---------------------------------------------------------
+// ---- types and sums -----------------------------------------------------------------------------
 
 size_t element_bytes(ncclDataType_t type) {
     switch (type) {
@@ -163,7 +163,7 @@ int to_count(size_t count) {
     return static_cast<int>(count);
 }
 
-// ---- waiting ----------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------
 
 // Waits for MPI; false if the communicator was aborted meanwhile, and the request is left behind.
 bool finish(ncclComm_t c, MPI_Request* request) {
@@ -176,7 +176,7 @@ bool finish(ncclComm_t c, MPI_Request* request) {
     }
 }
 
-// ---- do the ranks agree? ----------------------------------------------------
+// ---- do the ranks agree? ------------------------------------------------------------------------
 
 enum Call { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE };
 const char* const CALL_NAMES[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
@@ -212,7 +212,7 @@ bool check_agreement(ncclComm_t c, const Request& mine) {
     return true;
 }
 
-// ---- groups -----------------------------------------------------------------
+// ---- groups -------------------------------------------------------------------------------------
 
 struct Message {
     bool is_send;
@@ -272,7 +272,7 @@ void Group::start() {
     collectives.clear();
 }
 
-// ---- collectives ------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 
 // Queues `start`, which begins an MPI operation, and `end`, which follows it.
 template <class Start, class End>
@@ -313,7 +313,7 @@ ncclResult_t create_comm(ncclComm_t* out, int size, ncclUniqueId id, int rank) {
 
 extern "C" {
 
-// ---- communicators ----------------------------------------------------------
+// ---- communicators ------------------------------------------------------------------------------
 
 ncclResult_t ncclGetVersion(int* version) {
     *version = NCCL_VERSION_CODE;
@@ -389,7 +389,7 @@ ncclResult_t ncclGroupEnd() {
     return ncclSuccess;
 }
 
-// ---- operations -------------------------------------------------------------
+// ---- operations ---------------------------------------------------------------------------------
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {

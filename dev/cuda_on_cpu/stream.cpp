@@ -1,8 +1,8 @@
 // stream.cpp - streams and events.
 //
 // Every operation is queued. Eager streams run it at once. Lazy ones run it when the host waits for
-// it, which is the other extreme of what a GPU may do; a missing wait then shows as old data, or NaN
-// with poison. Which stream goes first is a second choice:
+// it, which is the other extreme of what a GPU may do; a missing wait then shows as old data, or
+// NaN with poison. Which stream goes first is a second choice:
 //   on demand   only what the awaited operation depends on, so a reader that does not wait for its
 //               writer reads too early;
 //   ahead       the other streams as far as they can go, so a writer that does not wait for the
@@ -88,7 +88,7 @@ CUevent_st* resolve(cudaEvent_t e) {
     return e;
 }
 
-// ---- running ----------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 // From here to the other call the process is the stream, for ThreadSanitizer.
 void become_stream(CUstream_st* s) {
@@ -198,7 +198,7 @@ void join_null_stream(CUstream_st* s) {
     }
 }
 
-// ---- waits that a test takes away -------------------------------------------
+// ---- waits that a test takes away ---------------------------------------------------------------
 
 struct Edge {
     int event, stream; // numbers; stream -1: the host
@@ -254,7 +254,7 @@ bool is_dropped(CUevent_st* e, CUstream_st* waiter) {
     return number == settings().drop_wait || edge + 1 == settings().drop_edge;
 }
 
-// ---- events -----------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 void record(CUevent_st* e, CUstream_st* s) {
     if (e->stream != s) { // earlier records of another stream must not be mistaken for this one
@@ -312,7 +312,7 @@ cudaError_t create_stream(cudaStream_t* out, unsigned flags, int priority) {
 
 } // namespace
 
-// ---- for the other parts ----------------------------------------------------
+// ---- for the other parts ------------------------------------------------------------------------
 
 void enqueue(cudaStream_t stream, const char* name, std::function<void()> work,
              const void* kernel) {

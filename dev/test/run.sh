@@ -77,6 +77,13 @@ unit() {
     done
 }
 
+# ops VARIANT TIER ORDER: the tests of the operations, of CUDA sources on the CPU.
+ops() {
+    for program in test_ops test_shard_ops; do
+        job "$2" "$1 $program $3" 600 env CUDA_ON_CPU_ORDER="$3" CUDA_ON_CPU_POISON=1 build/"$1"/$program
+    done
+}
+
 # python_with_numpy: a python3 that has data/requirements.txt; installs them where the tier allows it.
 python_with_numpy() {
     if [ $tier != quick ] && [ ! -x build/venv/bin/python3 ]; then
@@ -119,6 +126,12 @@ job full "fuzz" 1500 dev/fuzz/run.sh 300
 
 # ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
 
+build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
+build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang && ops cuda_on_cpu-bf16-clang-santhread ci random:2
+for order in forward reverse; do
+    build full BACKEND=cuda_on_cpu PRECISION=fp16 && ops cuda_on_cpu-fp16 full $order
+done
+build full BACKEND=cuda_on_cpu PRECISION=bf16 SAN=memory CC=clang && ops cuda_on_cpu-bf16-clang-sanmemory full random:3
 job ci "cuda_on_cpu" 600 dev/cuda_on_cpu/test.sh
 job ci "kernels" 900 dev/test/test_kernels.py
 job ci "cuda program" 900 dev/test/test_cuda_program.py

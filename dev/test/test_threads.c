@@ -1,8 +1,8 @@
 // dev/test/test_threads.c - the bits of every operation at 1, 2, 3, 8 and 16 threads are the same.
 //
-// Every operation runs once with one thread; then all outputs are overwritten and must come back byte
-// for byte with more threads than the machine may have. Shapes: 4096 rows, so that sums over rows take
-// several chunks, and odd ones. What the results are worth is for test_ops.c to say.
+// Every operation runs once with one thread; then all outputs are overwritten and must come back
+// byte for byte with more threads than the machine may have. Shapes: 4096 rows, so that sums over
+// rows take several chunks, and odd ones. What the results are worth is for test_ops.c to say.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct {
     int B, T, C, NH, V;
 } Case;
 
-// ---- tensors ---------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------
 
 typedef struct {
     const char* name;
@@ -104,7 +104,7 @@ static void inputs_free(Inputs* in) {
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 
-// ---- the operations --------------------------------------------------------------------------------
+// ---- the operations -----------------------------------------------------------------------------
 
 typedef struct {
     Rows embedded, residual, norm, qkv, pre_gelu, gelu, att, attention, din, dnorm, dqkv, logits,
@@ -224,7 +224,7 @@ static void run_operations(const Inputs* in, const Results* results, const Case*
     free(scratch);
 }
 
-// ---- cases -----------------------------------------------------------------------------------------
+// ---- cases --------------------------------------------------------------------------------------
 
 static void test_case(const Case* c) {
     Inputs inputs;

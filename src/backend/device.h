@@ -1,8 +1,8 @@
 // backend/device.h - where tensors live and in which order work on them happens.
 //
-// Two streams: work on one stream happens in order; between streams only events order it. On the CPU
-// both streams are the calling thread, everything has happened when a call returns, and events cost
-// nothing; the CUDA backend maps them one to one. One device per process.
+// Two streams: work on one stream happens in order; between streams only events order it. On the
+// CPU both streams are the calling thread, everything has happened when a call returns, and events
+// cost nothing; the CUDA backend maps them one to one. One device per process.
 #ifndef BACKEND_DEVICE_H
 #define BACKEND_DEVICE_H
 
@@ -22,13 +22,15 @@ typedef struct {
     bool quiet_affinity;        // do not report a widened affinity mask
 } DeviceOptions;
 
-// Chooses the device (CUDA: GPU local_rank) or sets thread count and affinity (CPU: threads = online
-// cores / local_size unless given by options or OMP_NUM_THREADS; a rank whose mask is smaller than
-// its share widens it, before the first parallel region, and says so). False: no usable device.
+// Chooses the device (CUDA: GPU local_rank) or sets thread count and affinity (CPU: threads =
+// online cores / local_size unless given by options or OMP_NUM_THREADS; a rank whose mask is
+// smaller than its share widens it, before the first parallel region, and says so). False: no
+// usable device.
 bool device_init(const DeviceOptions* options, Error* error);
 void device_free_all(void); // every allocation of device_alloc, streams, handles
 
-// Threads a rank would use: --threads, else OMP_NUM_THREADS, else max(1, online cores / local_size).
+// Threads a rank would use: --threads, else OMP_NUM_THREADS, else max(1, online cores /
+// local_size).
 int device_threads(int requested, int local_size);
 
 const char* device_backend(void); // "cpu" or "cuda"
@@ -58,8 +60,8 @@ void device_download(void* host, const void* device, size_t bytes);
 void device_copy(void* dst, const void* src, size_t bytes, stream_t stream);
 void device_fill(void* dst, int byte, size_t bytes, stream_t stream); // byte 0xFF = NaN in floatX
 
-// Uploads without waiting, for token batches: two pinned staging buffers, each reused only after its
-// earlier upload has happened.
+// Uploads without waiting, for token batches: two pinned staging buffers, each reused only after
+// its earlier upload has happened.
 void device_upload_async(void* device, const void* host, size_t bytes);
 
 event_t event_create(void);
@@ -70,8 +72,8 @@ double event_elapsed_ms(event_t begin, event_t end); // both done; host clock on
 void event_destroy(event_t event);
 void device_synchronize(void); // polls; for the end of a step and shutdown
 
-// `poll` is called now and then while the host waits for the device, to see whether what it waits for
-// can still come; NULL: nothing. Never called on the CPU.
+// `poll` is called now and then while the host waits for the device, to see whether what it waits
+// for can still come; NULL: nothing. Never called on the CPU.
 void device_on_wait(void (*poll)(void));
 
 double now_seconds(void); // monotonic host clock

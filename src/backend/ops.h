@@ -22,8 +22,8 @@ typedef struct {
     size_t ld; // >= columns
 } Rows;
 
-// A weight gradient to be written: `=` floatX, `=` fp32, or `+=` fp32. ZeRO decides which; model code
-// passes it on unread.
+// A weight gradient to be written: `=` floatX, `=` fp32, or `+=` fp32. ZeRO decides which; model
+// code passes it on unread.
 typedef struct {
     void* ptr; // floatX*, or float* if is_fp32
     bool is_fp32;
@@ -36,7 +36,7 @@ static inline Grad grad_at(Grad g, size_t offset) {
     return g;
 }
 
-// ---- set-up --------------------------------------------------------------------------------------
+// ---- set-up -------------------------------------------------------------------------------------
 
 // Row stride in elements for activations of `cols` columns and N rows: padded by a cache line where
 // that is faster (CPU: power-of-two strides hit few cache sets), else cols.
@@ -52,26 +52,27 @@ typedef struct {
     int gelu_fusion; // CUDA: GELU inside the matrix product; 0 never, 1 forward, 2 and backward
 } OpsShape;
 
-// Bytes of scratch that ops_init wants: a line of the plan ("scratch"). Depends on its argument only.
+// Bytes of scratch that ops_init wants: a line of the plan ("scratch"). Depends on its argument
+// only.
 size_t ops_scratch_bytes(const OpsShape* shape);
 void ops_init(const OpsShape* shape, void* scratch); // once, after device_init; creates handles
 void ops_free(void);
 const char* ops_description(void); // what carries the matrix products: "oneDNN 2.6.3 bf16", ...
 
-// ---- embedding -----------------------------------------------------------------------------------
+// ---- embedding ----------------------------------------------------------------------------------
 
 // out[b,t,:] = wte[tokens[b,t],:] + wpe[first_pos + t,:]
 //   out (B*T, C)   tokens (B, T) device   wte (Vp, C)   wpe (maxT, C)
 void embedding_forward(Rows out, const int* tokens, const floatX* wte, const floatX* wpe,
                        int first_pos, int B, int T, int C);
 
-// dwte[v,:] += sum over the positions that hold v, in index order; dwte is fp32 and already holds the
-// head's part. dwpe[t,:] (+)= sum over b; with `=` rows T..maxT-1 become 0.
+// dwte[v,:] += sum over the positions that hold v, in index order; dwte is fp32 and already holds
+// the head's part. dwpe[t,:] (+)= sum over b; with `=` rows T..maxT-1 become 0.
 //   dwte (Vp, C)   dwpe (maxT, C)   dout (B*T, C)   tokens (B, T) device
 void embedding_backward(Grad dwte, Grad dwpe, Rows dout, const int* tokens, int B, int T, int C,
                         int maxT, int V);
 
-// ---- LayerNorm -----------------------------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
 // residual = a + b (b.ptr NULL: residual is a, nothing is written, residual is not used)
 // out = (residual - mean) * rstd * weight + bias over each row. Sums in fp32, eps = 1e-5.
@@ -87,10 +88,10 @@ void layernorm_forward(Rows out, float* mean, float* rstd, Rows residual, Rows a
 void layernorm_backward(Rows dinp, Rows dresidual, Grad dweight, Grad dbias, Rows dout, Rows inp,
                         const float* mean, const float* rstd, const floatX* weight, int N, int C);
 
-// ---- matrix products -----------------------------------------------------------------------------
+// ---- matrix products ----------------------------------------------------------------------------
 
-// Layout of a weight that maps C inputs to OC outputs: GPT-2's Conv1D stores (C, OC); the embedding,
-// used as the head, is (OC, C).
+// Layout of a weight that maps C inputs to OC outputs: GPT-2's Conv1D stores (C, OC); the
+// embedding, used as the head, is (OC, C).
 typedef enum { WEIGHT_IN_OUT, WEIGHT_OUT_IN } WeightLayout;
 
 // out = in * W + bias (bias NULL: none). With pre_gelu.ptr: pre_gelu = in * W + bias and
@@ -114,7 +115,7 @@ void matmul_backward_weight(Grad dweight, Grad dbias, Rows in, Rows dout, Weight
 // Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 void gelu_forward(Rows out, Rows in, int N, int C);
 
-// ---- attention -----------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 // Causal self-attention of all heads, scale 1/sqrt(HS), without a (T, T) buffer.
 //   out (B*T, C)   lse (B, NH, T) fp32: log of the softmax's denominator   qkv (B*T, 3C): q, k, v
@@ -131,7 +132,7 @@ void attention_backward(Rows dqkv, Rows dout, Rows qkv, Rows out, const float* l
 void attention_cached(Rows out, Rows qkv, floatX* k_cache, floatX* v_cache, int first_pos, int n,
                       int C, int NH);
 
-// ---- classifier ----------------------------------------------------------------------------------
+// ---- classifier ---------------------------------------------------------------------------------
 
 // Cross entropy over rows of logits. losses[n] = logsumexp(logits[n, :V]) - logits[n, targets[n]],
 // in fp32; a target of -1 is masked: loss 0, gradient 0. With write_dlogits the logits become
@@ -144,7 +145,7 @@ void classifier_loss(float* losses, Rows logits, const int* targets, int N, int 
 //   seq_losses (B) device   losses (B, T) device
 void loss_sum_sequences(double* seq_losses, const float* losses, int B, int T);
 
-// ---- optimizer and gradients of shards -----------------------------------------------------------
+// ---- optimizer and gradients of shards ----------------------------------------------------------
 
 // A run of elements that belongs to one tensor; offsets count from the start of the given buffers.
 typedef struct {
@@ -152,8 +153,11 @@ typedef struct {
     bool decay;
 } Segment;
 
-// One AdamW step over the segments. g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//   master -= lr * (m / correction1 / (sqrt(v / correction2) + eps) + decay * weight_decay * master)
+// One AdamW step over the segments:
+//   g = grad * grad_scale
+//   m = beta1 m + (1 - beta1) g
+//   v = beta2 v + (1 - beta2) g^2
+//   master -= lr (m / correction1 / (sqrt(v / correction2) + eps) + decay weight_decay master)
 // then weights = floatX(master). In the fp32 build weights and master may be one buffer.
 // Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2 (decay times lr).
 typedef struct {
@@ -178,9 +182,9 @@ long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments,
                     size_t* count);
 
 // acc = ((acc + src[0]) + src[1]) + ... element by element in fp32, rounded to acc_dtype after each
-// addition; with accumulate false the first source is assigned. Sources are device pointers, in rank
-// order, num_sources <= FOLD_MAX_SOURCES. acc may be one of the sources if the types are equal and
-// accumulate is false.
+// addition; with accumulate false the first source is assigned. Sources are device pointers, in
+// rank order, num_sources <= FOLD_MAX_SOURCES. acc may be one of the sources if the types are equal
+// and accumulate is false.
 enum { FOLD_MAX_SOURCES = 64 };
 void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* sources,
           DType source_dtype, int num_sources, size_t elems, stream_t stream);

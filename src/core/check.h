@@ -39,8 +39,8 @@ typedef struct {
 #define PRINTF_LIKE(fmt, args)
 #endif
 
-// Stores one line, "what (value, expected), where, fix", without a newline. Always returns false, so
-// that `return error_set(...)` ends a function which returns success.
+// Stores one line, "what (value, expected), where, fix", without a newline. Always returns false,
+// so that `return error_set(...)` ends a function which returns success.
 bool error_set(Error* error, int code, const char* fmt, ...) PRINTF_LIKE(3, 4);
 
 // Prints "error: <text>" to stderr and ends the process with the error's code.

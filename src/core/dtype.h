@@ -2,9 +2,9 @@
 // `make PRECISION=fp32|bf16|fp16`.
 //
 // floatX is `float`, or a struct of 16 bits that every compiler takes, C and C++ alike; the CPU
-// backend widens to float to compute, the CUDA backend casts to __nv_bfloat16 or __half at its door.
-// Rounding is to nearest even; NaN stays NaN. One definition for all builds and both backends, since
-// the vector instructions for bf16 flush denormals and would give other bits.
+// backend widens to float to compute, the CUDA backend casts to __nv_bfloat16 or __half at its
+// door. Rounding is to nearest even; NaN stays NaN. One definition for all builds and both
+// backends, since the vector instructions for bf16 flush denormals and would give other bits.
 #ifndef CORE_DTYPE_H
 #define CORE_DTYPE_H
 
@@ -98,8 +98,8 @@ static inline float to_float(floatX x) { return x; }
 #error "define PRECISION_FP32, PRECISION_BF16 or PRECISION_FP16 (make PRECISION=...)"
 #endif
 
-// Defined once, in core/check.c; every object refers to it, so that objects of two precisions do not
-// link together.
+// Defined once, in core/check.c; every object refers to it, so that objects of two precisions do
+// not link together.
 extern const int FLOATX_TAG;
 static const int* const dtype_tag_reference __attribute__((used)) = &FLOATX_TAG;
 

@@ -1,8 +1,8 @@
 // core/ledger.h - the memory plan: one list of named allocations, and the allocator's only source.
 //
 // Planning adds lines (integers only, nothing is allocated); the run allocates each line once, with
-// exactly the planned bytes (backend/device.h: device_alloc). What `--plan` prints is therefore what
-// the run takes.
+// exactly the planned bytes (backend/device.h: device_alloc). What `--plan` prints is therefore
+// what the run takes.
 #ifndef CORE_LEDGER_H
 #define CORE_LEDGER_H
 

@@ -1,11 +1,11 @@
 // core/params.h - the tensor table: every parameter tensor of a model by name, shape and place.
 //
-// gpt2/ fills it; zero/ cuts it into shards; the checkpoint writes it. It is the one place where the
-// order of the tensors is known.
+// gpt2/ fills it; zero/ cuts it into shards; the checkpoint writes it. It is the one place where
+// the order of the tensors is known.
 //
-// A *unit* is what ZeRO moves at once: unit 0 is E = {wte, wpe, ln_f}, unit 1 + l is block l. Inside
-// a unit each tensor starts at a multiple of PARAM_ALIGN elements. Gaps between tensors, and the rows
-// of wte from V to Vp, are padding: zero, never stored, never part of norm or update.
+// A *unit* is what ZeRO moves at once: unit 0 is E = {wte, wpe, ln_f}, unit 1 + l is block l.
+// Inside a unit each tensor starts at a multiple of PARAM_ALIGN elements. Gaps between tensors, and
+// the rows of wte from V to Vp, are padding: zero, never stored, never part of norm or update.
 #ifndef CORE_PARAMS_H
 #define CORE_PARAMS_H
 

@@ -1,8 +1,9 @@
 // gpt2/backward.c - the backward pass, one unit at a time.
 //
-// `dresidual` is the gradient of the residual stream. It enters a block as the gradient of the block's
-// output; each LayerNorm backward adds the branch's part to it; it leaves as the gradient of the
-// block's input. Since output = residual + branch, it is also the gradient of each branch's end.
+// `dresidual` is the gradient of the residual stream. It enters a block as the gradient of the
+// block's output; each LayerNorm backward adds the branch's part to it; it leaves as the gradient
+// of the block's input. Since output = residual + branch, it is also the gradient of each branch's
+// end.
 #include "gpt2/gpt2.h"
 
 static const Rows no_rows = {NULL, 0};

@@ -12,8 +12,8 @@ static Rows rows_from(Rows rows, size_t first) {
     return rows;
 }
 
-// Which positions of which sequence a pass covers: B whole sequences from position 0, or n new tokens
-// of one cached sequence.
+// Which positions of which sequence a pass covers: B whole sequences from position 0, or n new
+// tokens of one cached sequence.
 typedef struct {
     int B, T;
     floatX *k_cache, *v_cache; // of this layer; NULL: no cache
@@ -44,7 +44,7 @@ static void block_forward(const GPT2* model, const floatX* block, const BlockAct
                        WEIGHT_IN_OUT, block + model->at.fcproj_b, N, 4 * C, C);
 }
 
-// ---- training and evaluation ---------------------------------------------------------------------
+// ---- training and evaluation --------------------------------------------------------------------
 
 void gpt2_embed_forward(GPT2* model, const floatX* embedding, const int* tokens, int B, int T) {
     embedding_forward(model->blocks[0].residual1, tokens, embedding + model->at.wte,
@@ -114,7 +114,7 @@ void gpt2_head_loss(GPT2* model, const floatX* embedding, const int* targets, fl
                            embedding + model->at.lnf_w, N, C);
 }
 
-// ---- generation with the key-value cache ---------------------------------------------------------
+// ---- generation with the key-value cache --------------------------------------------------------
 
 // All blocks work in the buffers of block 0: nothing is kept for a backward pass.
 

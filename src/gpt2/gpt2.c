@@ -6,8 +6,11 @@
 //   residual1 C | ln1 C | qkv 3C | att C | residual2 C | ln2 C | fc 4C | gelu 4C   = 16 N C
 //   lse B*NH*T floats, four statistics of N floats
 //
-// A recompute level lets all blocks share one copy of what it leaves out (backward.c fills it again):
-//   RECOMPUTE_GELU gelu | RECOMPUTE_GELU_LAYERNORM gelu, ln1, ln2 | RECOMPUTE_BLOCK all but residual1
+// A recompute level lets all blocks share one copy of what it leaves out (backward.c fills it
+// again):
+//   RECOMPUTE_GELU            gelu
+//   RECOMPUTE_GELU_LAYERNORM  gelu, ln1, ln2
+//   RECOMPUTE_BLOCK           all but residual1
 //
 // Source of the idea: Chen et al. 2016, arXiv:1604.06174.
 #include "gpt2/gpt2.h"
@@ -15,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- layout --------------------------------------------------------------------------------------
+// ---- layout -------------------------------------------------------------------------------------
 
 // Hands out consecutive pieces; with base NULL it only counts.
 typedef struct {
@@ -109,7 +112,7 @@ static size_t lay_out_cache(GPT2* model, void* base) {
     return arena.used;
 }
 
-// ---- life ----------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 static size_t offset_of(const ParamTable* table, const char* name) {
     int t = param_find(table, name);

@@ -8,7 +8,8 @@
 #include "core/rng.h"
 #include "gpt2/gpt2.h"
 
-// Appends one tensor to the table and to its unit. stored_rows >= rows leaves room for padding rows.
+// Appends one tensor to the table and to its unit. stored_rows >= rows leaves room for padding
+// rows.
 static void add(ParamTable* table, int unit, const char* name, int num_dims, size_t rows,
                 size_t cols, size_t stored_rows, float mean, float std) {
     TensorSpec* t = &table->tensors[table->num_tensors++];

@@ -43,8 +43,8 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
                      Comm* comm, Ledger* ledger);
 
 // Before a run writes into OUT: makes it, tries that it can be written, removes temporary
-// directories of killed saves. A new run (resume = false) into an OUT with step_* is an error unless
-// it is to `overwrite` them, which checkpoint_start_anew does.
+// directories of killed saves. A new run (resume = false) into an OUT with step_* is an error
+// unless it is to `overwrite` them, which checkpoint_start_anew does.
 bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error);
 
 // Removes every step_*, latest and DONE_* of an earlier run. For a new run, once nothing can be

@@ -1,8 +1,8 @@
 // train/dataloader.c - token shards: finding and checking them, and the order of samples.
 //
-// Formats, as llm.c writes them: 256 int32 (magic, version, number of tokens, zeros), then the tokens.
-// Epoch e visits the shards in the order rng_permute(seed, RNG_SHARDS + e) and, inside a shard, the
-// samples in the order of a permutation that is keyed by the shard too.
+// Formats, as llm.c writes them: 256 int32 (magic, version, number of tokens, zeros), then the
+// tokens. Epoch e visits the shards in the order rng_permute(seed, RNG_SHARDS + e) and, inside a
+// shard, the samples in the order of a permutation that is keyed by the shard too.
 #include "train/dataloader.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ enum { CHUNK_BYTES = 1 << 20 };
 #define START_CHECK_BYTES ((uint64_t)256 << 20) // more is checked as it is used
 #define NO_EPOCH          UINT64_MAX
 
-// ---- files ---------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 // Reads exactly `bytes` at `offset`. A file that ends early or cannot be read is an error.
 static bool read_at(int fd, const char* path, void* out, size_t bytes, uint64_t offset,
@@ -76,7 +76,7 @@ static bool ends_with(const char* text, const char* end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 // Type and number of tokens from the header; the file must hold exactly as many.
 static bool read_header(Shard* shard, int fd, Error* error) {
@@ -270,7 +270,7 @@ void dataloader_close(DataLoader* loader) {
     loader->fd = loader->open_shard = -1;
 }
 
-// ---- order ---------------------------------------------------------------------------------------
+// ---- order --------------------------------------------------------------------------------------
 
 long dataloader_epoch_steps(const DataLoader* loader) {
     return (long)(loader->num_samples / loader->config.samples_per_step);
@@ -308,7 +308,7 @@ static void locate(DataLoader* loader, uint64_t index, int* shard, uint64_t* sam
                           in_epoch - loader->first_sample[low]);
 }
 
-// ---- reading -------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 static bool read_sample(DataLoader* loader, int s, uint64_t sample, int* inputs, int* targets,
                         Error* error) {
@@ -363,7 +363,7 @@ bool dataloader_val_sequence(DataLoader* loader, uint64_t index, int* inputs, in
         loader->config.pattern);
 }
 
-// ---- identity ------------------------------------------------------------------------------------
+// ---- identity -----------------------------------------------------------------------------------
 
 DataFile* dataloader_identity(DataLoader* loader, Error* error) {
     enum { END_BYTES = 64 << 10 };

@@ -2,8 +2,8 @@
 //
 // A shard is a file of tokens: .bin with llm.c's header (uint16: magic 20240520, version 1; uint32:
 // 20240801, 7) or .txt (each byte is a token). A sample is T+1 tokens at stride T inside one shard.
-// The order is a pure function of (seed, epoch, number of shards and samples): nothing is stored but
-// the shard order of one epoch. Neither ranks nor micro-batches change it.
+// The order is a pure function of (seed, epoch, number of shards and samples): nothing is stored
+// but the shard order of one epoch. Neither ranks nor micro-batches change it.
 //
 // Files are read with pread and not mapped: a file that shrinks is an error and not a signal, and
 // resident memory stays what the plan says.
@@ -57,9 +57,9 @@ int dataloader_default_vocab(const char* pattern);
 // Does the pattern match a file?
 bool dataloader_exists(const char* pattern);
 
-// Finds the shards, checks header, size and (up to 256 MiB of tokens in all) every token. Shards too
-// short for a sample are left out with a warning. Fewer than samples_per_step samples in all: an
-// error with path, have and need. Errors: code 2, path, field, value and what was expected.
+// Finds the shards, checks header, size and (up to 256 MiB of tokens in all) every token. Shards
+// too short for a sample are left out with a warning. Fewer than samples_per_step samples in all:
+// an error with path, have and need. Errors: code 2, path, field, value and what was expected.
 bool dataloader_open(DataLoader* loader, const DataConfig* config, Error* error);
 void dataloader_close(DataLoader* loader);
 
@@ -69,8 +69,8 @@ bool dataloader_check(DataLoader* loader, Error* error);
 // Steps of one epoch: floor(samples / samples_per_step).
 long dataloader_epoch_steps(const DataLoader* loader);
 
-// Micro-batch `micro` of `rank` in step (1-based): sequences (micro * world_size + rank) * B + b of the
-// step's S. Token ids are checked before they are handed out.
+// Micro-batch `micro` of `rank` in step (1-based): sequences (micro * world_size + rank) * B + b of
+// the step's S. Token ids are checked before they are handed out.
 //   inputs, targets (B, T) host; targets are the inputs one token later
 bool dataloader_batch(DataLoader* loader, long step, int micro, int rank, int world_size, int B,
                       int* inputs, int* targets, Error* error);
@@ -81,8 +81,8 @@ uint64_t dataloader_val_count(const DataLoader* loader, long max_batches, long t
 bool dataloader_val_sequence(DataLoader* loader, uint64_t index, int* inputs, int* targets,
                              Error* error);
 
-// Every shard's name, size and crc32 (of the first 64 KiB followed by the last 64 KiB), for state.json.
-// files (num_shards), to be freed by the caller; NULL with `error` set.
+// Every shard's name, size and crc32 (of the first 64 KiB followed by the last 64 KiB), for
+// state.json. files (num_shards), to be freed by the caller; NULL with `error` set.
 DataFile* dataloader_identity(DataLoader* loader, Error* error);
 
 #ifdef __cplusplus

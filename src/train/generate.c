@@ -6,8 +6,8 @@
 
 #include "core/rng.h"
 
-// Places the k ids with the largest logits first (ties: the smaller id), by quickselect. The order of
-// comparison depends on the logits alone.
+// Places the k ids with the largest logits first (ties: the smaller id), by quickselect. The order
+// of comparison depends on the logits alone.
 static bool precedes(const float* logits, int a, int b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }

@@ -24,7 +24,7 @@ const char* hellaswag_find(void) {
     return NULL;
 }
 
-// ---- one example ---------------------------------------------------------------------------------
+// ---- one example --------------------------------------------------------------------------------
 
 // Where its parts are in the uint16 of a checked example.
 typedef struct {
@@ -96,7 +96,7 @@ static bool read_example(HellaSwag* eval, int e, int V, Parts* parts, int* bytes
     return true;
 }
 
-// ---- the file ------------------------------------------------------------------------------------
+// ---- the file -----------------------------------------------------------------------------------
 
 static bool read_header(HellaSwag* eval, Error* error) {
     int32_t header[HEADER_BYTES / 4];
@@ -170,7 +170,7 @@ void hellaswag_close(HellaSwag* eval) {
     eval->fd = -1;
 }
 
-// ---- rows ----------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 bool hellaswag_row(HellaSwag* eval, int row, int* inputs, int* targets, Error* error) {
     Parts parts;

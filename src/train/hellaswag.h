@@ -1,10 +1,10 @@
-// train/hellaswag.h - HellaSwag: four endings of a context, the likeliest of which should be the right
-// one.
+// train/hellaswag.h - HellaSwag: four endings of a context, the likeliest of which should be the
+// right one.
 //
 // Reads llm.c's evaluation file (magic 20240522, version 1). A row is one ending of one example:
-// context and ending padded to T, with targets only on the ending. Rows are independent sequences, so
-// any number of ranks can share them; the ending with the lowest mean loss per token is the answer.
-// Source: Zellers et al. 2019, arXiv:1905.07830.
+// context and ending padded to T, with targets only on the ending. Rows are independent sequences,
+// so any number of ranks can share them; the ending with the lowest mean loss per token is the
+// answer. Source: Zellers et al. 2019, arXiv:1905.07830.
 #ifndef TRAIN_HELLASWAG_H
 #define TRAIN_HELLASWAG_H
 

@@ -20,10 +20,10 @@ struct Log {
     int write_errno; // of the last attempt; 0: it went well
 };
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
-// Is the line an event of step `step` at the latest? Start events say start_step. Lines that are not
-// JSON were torn by a crash.
+// Is the line an event of step `step` at the latest? Start events say start_step. Lines that are
+// not JSON were torn by a crash.
 static bool keeps_line(const char* line, size_t length, long step) {
     cJSON* event = cJSON_ParseWithLength(line, length);
     const cJSON* at = cJSON_GetObjectItemCaseSensitive(event, "step");
@@ -73,7 +73,7 @@ Log* log_open(const char* output_dir, long keep_to_step, Error* error) {
     return NULL;
 }
 
-// ---- writing -------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 // As much of what is waiting as the disk takes. What was written goes, so that no line is torn for
 // good and none stands twice.
@@ -127,7 +127,7 @@ bool log_close(Log* log, Error* error) {
     return ok;
 }
 
-// ---- events --------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 static cJSON* new_event(const char* name) {
     cJSON* event = cJSON_CreateObject();
@@ -213,8 +213,8 @@ void log_eval(Log* log, long step, const char* name, int correct, int total) {
     put_event(log, event);
 }
 
-// Length of the UTF-8 character at p, 0 if there is none (RFC 3629: no overlong forms, surrogates or
-// values above U+10FFFF).
+// Length of the UTF-8 character at p, 0 if there is none (RFC 3629: no overlong forms, surrogates
+// or values above U+10FFFF).
 static int utf8_length(const unsigned char* p) {
     if (p[0] < 0x80) return 1;
     int n = p[0] >= 0xC2 && p[0] <= 0xDF   ? 2

@@ -1,7 +1,7 @@
 // train/log.h - log.jsonl in the output directory: one JSON object a line, for programs to read.
 //
-// A line goes out whole or is kept and tried again with the next one, so that a disk that is full for
-// a while costs nothing; only one that stays full to the end is an error.
+// A line goes out whole or is kept and tried again with the next one, so that a disk that is full
+// for a while costs nothing; only one that stays full to the end is an error.
 #ifndef TRAIN_LOG_H
 #define TRAIN_LOG_H
 
@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-// ---- what a run says of itself, to the log and to the reader --------------------------------------
+// ---- what a run says of itself, to the log and to the reader ------------------------------------
 
 typedef struct {
     const char *version, *precision, *backend;                   // "1.0", "fp32", "cpu"
@@ -59,12 +59,12 @@ typedef struct {
     const Comm* comm; // what its collectives did, for the end table; NULL: not shown
 } EndInfo;
 
-// ---- the file ------------------------------------------------------------------------------------
+// ---- the file -----------------------------------------------------------------------------------
 
 typedef struct Log Log; // NULL is a log that goes nowhere: every function takes it
 
-// output_dir/log.jsonl. keep_to_step < 0: a new file; else lines of later steps and a torn last line
-// are dropped (temporary name, rename) and new ones follow. NULL with `error` set (code 4).
+// output_dir/log.jsonl. keep_to_step < 0: a new file; else lines of later steps and a torn last
+// line are dropped (temporary name, rename) and new ones follow. NULL with `error` set (code 4).
 Log* log_open(const char* output_dir, long keep_to_step, Error* error);
 // Writes what is still waiting. False: lines are lost, `error` says why (code 4).
 bool log_close(Log* log, Error* error);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include "train/schedule.h"
 
-// ---- the table -----------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 
 typedef enum {
     SECTION, // a heading of --help
@@ -213,7 +213,7 @@ bool option_given(const Options* options, const char* long_name) {
     return options->given[option - TABLE];
 }
 
-// ---- values --------------------------------------------------------------------------------------
+// ---- values -------------------------------------------------------------------------------------
 
 static bool is_choice(const char* choices, const char* text) {
     size_t length = strlen(text);
@@ -260,8 +260,8 @@ static bool in_range(const Option* option, const char* as, double value, const c
                      option->min, option->max);
 }
 
-// Checks `text` and stores it in its field. `as` is the name that was used, for messages; NULL for a
-// default, which need not be in range.
+// Checks `text` and stores it in its field. `as` is the name that was used, for messages; NULL for
+// a default, which need not be in range.
 static bool set_value(Options* options, const Option* option, const char* as, const char* text,
                       Error* error) {
     void* field = (char*)options + option->field;
@@ -331,7 +331,7 @@ static bool set_value(Options* options, const Option* option, const char* as, co
     DIE("row %s has no type", option->name);
 }
 
-// ---- the command line ----------------------------------------------------------------------------
+// ---- the command line ---------------------------------------------------------------------------
 
 // Edits that turn a into b (Levenshtein 1966), for names.
 static int edit_distance(const char* a, const char* b) {
@@ -450,7 +450,7 @@ bool options_parse(Options* options, int argc, char** argv, Error* error) {
     return check_together(options, error);
 }
 
-// ---- help ----------------------------------------------------------------------------------------
+// ---- help ---------------------------------------------------------------------------------------
 
 enum { HELP_COLUMN = 36, HELP_WIDTH = 100 };
 
@@ -509,7 +509,7 @@ void options_print_help(void) {
            "that are not finite, 4 file error, 5 communication failure or time-out.\n");
 }
 
-// ---- what follows from model, ranks and backend --------------------------------------------------
+// ---- what follows from model, ranks and backend -------------------------------------------------
 
 static bool resolve_batch(Options* o, int world_size, Error* error) {
     long rank_tokens = (long)o->micro_batch * o->seq_len;

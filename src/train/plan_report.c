@@ -10,7 +10,7 @@
 #include "train/report.h"
 #include "train/step.h"
 
-// ---- what the run takes --------------------------------------------------------------------------
+// ---- what the run takes -------------------------------------------------------------------------
 
 static bool is_prompt(const Options* options) { return options->prompt || options->prompt_tokens; }
 
@@ -71,7 +71,7 @@ void plan_ledger(const PlanInput* input, Ledger* ledger) {
     gpt2_free(&model);
 }
 
-// ---- a plan to print -----------------------------------------------------------------------------
+// ---- a plan to print ----------------------------------------------------------------------------
 
 enum { NUM_STAGES = 4 };
 
@@ -126,7 +126,7 @@ static void make_plan(Plan* plan, const Options* o, const GPT2Config* model, int
     param_table_free(&table);
 }
 
-// ---- as JSON -------------------------------------------------------------------------------------
+// ---- as JSON ------------------------------------------------------------------------------------
 
 static void print_json(cJSON* object) {
     char* text = cJSON_PrintUnformatted(object);
@@ -180,7 +180,7 @@ static void print_plan_json(const Plan* plan) {
     print_json(object);
 }
 
-// ---- as a table ----------------------------------------------------------------------------------
+// ---- as a table ---------------------------------------------------------------------------------
 
 enum { COLUMN = 13 };
 
@@ -205,7 +205,8 @@ static void print_bytes_row(const Plan* plan, const char* name, const char* line
     printf("\n");
 }
 
-// Transient lines of all stages, each once; the last stage has most of them, so its order goes first.
+// Transient lines of all stages, each once; the last stage has most of them, so its order goes
+// first.
 static void print_transient_rows(const Plan* plan) {
     for (int i = plan->num_stages - 1; i >= 0; i--) {
         const Ledger* ledger = &plan->stages[i].ledger;
@@ -338,7 +339,7 @@ void plan_print(const Options* options, const GPT2Config* model, int ranks) {
         print_plan_table(&plan, model);
 }
 
-// ---- a bare parameter count ----------------------------------------------------------------------
+// ---- a bare parameter count ---------------------------------------------------------------------
 
 bool plan_parameter_count(const char* text, double* num_params) {
     static const char suffixes[] = "KMBT";

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include "train/schedule.h"
 
-// ---- units ---------------------------------------------------------------------------------------
+// ---- units --------------------------------------------------------------------------------------
 
 const char* report_bytes(double bytes, char text[REPORT_BYTES_CHARS]) {
     static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -40,7 +40,7 @@ static const char* duration(double seconds, char text[24]) {
     return text;
 }
 
-// ---- lines and the bar ---------------------------------------------------------------------------
+// ---- lines and the bar --------------------------------------------------------------------------
 
 // The bar is the last line on the terminal; every other line replaces it. The cursor stays at its
 // beginning, so that a warning of somebody else overwrites it instead of hanging on to it.
@@ -76,12 +76,13 @@ void report_note(Report* report, const char* fmt, ...) {
 void report_init(Report* report, FILE* out) {
     memset(report, 0, sizeof *report);
     report->out = out;
-    // Open MPI gives ranks a terminal as stdout wherever the output goes; its stderr tells the truth.
+    // Open MPI gives ranks a terminal as stdout wherever the output goes; its stderr tells the
+    // truth.
     report->is_terminal = out && isatty(fileno(out)) && isatty(STDERR_FILENO);
     report->first_loss = report->last_loss = report->last_val_loss = (double)NAN;
 }
 
-// ---- start ---------------------------------------------------------------------------------------
+// ---- start --------------------------------------------------------------------------------------
 
 static void row(Report* report, const char* name, const char* fmt, ...) PRINTF_LIKE(3, 4);
 static void row(Report* report, const char* name, const char* fmt, ...) {
@@ -150,7 +151,7 @@ void report_start(Report* report, const RunInfo* run) {
     fflush(report->out);
 }
 
-// ---- steps ---------------------------------------------------------------------------------------
+// ---- steps --------------------------------------------------------------------------------------
 
 void report_step(Report* report, const StepInfo* step) {
     if (!report->out) return;
@@ -203,7 +204,7 @@ void report_checkpoint(Report* report, long step, const char* dir, uint64_t byte
                 report_bytes((double)bytes, text), ms);
 }
 
-// ---- end -----------------------------------------------------------------------------------------
+// ---- end ----------------------------------------------------------------------------------------
 
 // What each kind of collective moved, and how fast, waiting included.
 static void traffic_rows(Report* report, const Comm* comm) {

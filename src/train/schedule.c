@@ -38,8 +38,8 @@ double schedule_lr(const Schedule* s, long step) {
     case SCHEDULE_CONSTANT:
         return s->lr;
     case SCHEDULE_WSD: {
-        // Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395); 1 - sqrt as decay over the last
-        // fifth: Haegele et al. 2024, arXiv:2405.18392, section 4.
+        // Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395); 1 - sqrt as decay over the
+        // last fifth: Haegele et al. 2024, arXiv:2405.18392, section 4.
         long decay_start = s->max_steps * 4 / 5;
         height = 1 - sqrt(progress(index, decay_start, s->max_steps));
         break;

@@ -21,7 +21,8 @@ typedef struct {
 const char* schedule_name(ScheduleKind kind); // "cosine", "linear", "constant", "wsd"
 bool schedule_from_name(const char* name, ScheduleKind* kind);
 
-// The learning rate of step 1 .. max_steps, which uses index step - 1: linear warm-up, then the decay.
+// The learning rate of step 1 .. max_steps, which uses index step - 1: linear warm-up, then the
+// decay.
 double schedule_lr(const Schedule* schedule, long step);
 
 // min(1, clip / (grad_norm + 1e-6)); 1 with clip 0.

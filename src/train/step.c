@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 static size_t token_bytes(int B, int T) {
     return round_up((size_t)B * (size_t)T * sizeof(int), 256);
@@ -35,7 +35,7 @@ void step_free(Step* step) {
     memset(step, 0, sizeof(*step));
 }
 
-// ---- training ------------------------------------------------------------------------------------
+// ---- training -----------------------------------------------------------------------------------
 
 // The embedding unit stays gathered; its holder releases it.
 static const floatX* forward_below_head(Step* step, int B, int T) {
@@ -83,7 +83,7 @@ void step_backward(Step* step, float dloss, int micro) {
     zero_grad_end(zero, UNIT_EMBEDDING);
 }
 
-// ---- evaluation and generation -------------------------------------------------------------------
+// ---- evaluation and generation ------------------------------------------------------------------
 
 void step_eval(Step* step, const int* inputs, const int* targets, int B, int T,
                double* seq_losses) {

@@ -1,7 +1,8 @@
 // train/step.h - where the model meets the engine: the only file that knows units of both.
 //
-// gpt2/ computes one unit from plain pointers, zero/ hands those pointers out; here the two are strung
-// together. Every pass over the model, in training, evaluation and sampling, is one of these loops.
+// gpt2/ computes one unit from plain pointers, zero/ hands those pointers out; here the two are
+// strung together. Every pass over the model, in training, evaluation and sampling, is one of these
+// loops.
 #ifndef TRAIN_STEP_H
 #define TRAIN_STEP_H
 
@@ -40,8 +41,8 @@ void step_backward(Step* step, float dloss, int micro);
 // Collective under stage 3: every rank calls it equally often.
 void step_eval(Step* step, const int* inputs, const int* targets, int B, int T, double* seq_losses);
 
-// n more tokens of the cached sequence, at positions first_pos ...; afterwards step->logits_row holds
-// the logits of what comes next. Collective under stage 3.
+// n more tokens of the cached sequence, at positions first_pos ...; afterwards step->logits_row
+// holds the logits of what comes next. Collective under stage 3.
 void step_cached(Step* step, const int* tokens, int first_pos, int n);
 
 #ifdef __cplusplus

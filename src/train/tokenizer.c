@@ -1,7 +1,7 @@
 // train/tokenizer.c - reading gpt2_tokenizer.bin and turning ids into text.
 //
-// Format (llm.c): 256 uint32 (magic 20240328, version 1 or 2, number of tokens, in version 2 the id of
-// end-of-text, zeros), then for each token one byte with its length and its bytes.
+// Format (llm.c): 256 uint32 (magic 20240328, version 1 or 2, number of tokens, in version 2 the id
+// of end-of-text, zeros), then for each token one byte with its length and its bytes.
 #include "train/tokenizer.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 enum { MAGIC = 20240328, HEADER_BYTES = 1024, MAX_TOKENS = 1 << 24 };
 #define FILE_NAME "gpt2_tokenizer.bin"
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 // Path of the file beside the shards, else in the current folder; NULL: in neither.
 static const char* find_file(const char* train_data, char path[PATH_MAX]) {
@@ -90,7 +90,7 @@ void tokenizer_close(Tokenizer* tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
-// ---- ids to text ---------------------------------------------------------------------------------
+// ---- ids to text --------------------------------------------------------------------------------
 
 bool tokenizer_has_text(const Tokenizer* tokenizer) {
     return tokenizer->is_byte_level || tokenizer->num_tokens > 0;
@@ -134,7 +134,7 @@ int tokenizer_start_token(const Tokenizer* tokenizer) {
     return tokenizer->is_byte_level && tokenizer->V > '\n' ? '\n' : tokenizer->V - 1;
 }
 
-// ---- prompts -------------------------------------------------------------------------------------
+// ---- prompts ------------------------------------------------------------------------------------
 
 static int* encode_bytes(const Tokenizer* tokenizer, const char* prompt, int* num_ids,
                          Error* error) {

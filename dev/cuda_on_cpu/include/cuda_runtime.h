@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- keywords ---------------------------------------------------------------
+// ---- keywords -----------------------------------------------------------------------------------
 // __global__, __device__, __host__ and __constant__ are already empty for a host compiler.
 
 // Static shared memory is one static variable, since blocks run one after another. All of it lies
@@ -35,7 +35,7 @@
 #undef __noinline__
 #define __noinline__ __attribute__((noinline))
 
-// ---- names that CUDA has at global scope ------------------------------------
+// ---- names that CUDA has at global scope --------------------------------------------------------
 
 using std::isfinite;
 using std::isinf;
@@ -49,7 +49,7 @@ constexpr int warpSize = 32;
 #include "emu_memory.h"
 #include "emu_warp.h"
 
-// ---- typed forms of the host API --------------------------------------------
+// ---- typed forms of the host API ----------------------------------------------------------------
 // NVIDIA's cuda_runtime.h gives them to C++; cuda_runtime_api.h has the untyped ones only.
 
 template <class T> inline cudaError_t cudaMalloc(T** p, size_t bytes) {

@@ -21,7 +21,7 @@ extern dim3 blockDim, gridDim;
 
 namespace emu {
 
-// ---- where a thread stands --------------------------------------------------
+// ---- where a thread stands ----------------------------------------------------------------------
 
 // A place in the source. Every barrier and warp operation takes its caller's through two defaulted
 // arguments, so that reports name the line and operations of different lines are told apart.
@@ -37,7 +37,7 @@ struct Site {
 [[noreturn]] void kernel_error(Site where, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
 
-// ---- starting a kernel ------------------------------------------------------
+// ---- starting a kernel --------------------------------------------------------------------------
 
 // Queues work on a stream; it runs at once, or when somebody waits for it (CUDA_ON_CPU_LAZY).
 // `name` is for reports and must live; a kernel's own name is used where `kernel` is given.
@@ -82,7 +82,7 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
     return cudaSuccess;
 }
 
-// ---- inside a kernel --------------------------------------------------------
+// ---- inside a kernel ----------------------------------------------------------------------------
 
 extern int current_lane; // of the thread that runs, 0 to 31
 inline int lane() { return current_lane; }

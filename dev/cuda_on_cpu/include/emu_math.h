@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// ---- floating point ---------------------------------------------------------
+// ---- floating point -----------------------------------------------------------------------------
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
@@ -30,7 +30,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 
-// ---- bits -------------------------------------------------------------------
+// ---- bits ---------------------------------------------------------------------------------------
 
 namespace emu {
 template <class To, class From> inline To same_bits(From from) {

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <type_traits>
 
-// ---- loads and stores with a cache hint -------------------------------------
+// ---- loads and stores with a cache hint ---------------------------------------------------------
 
 template <class T> inline T __ldg(const T* p) { return *p; }
 template <class T> inline T __ldca(const T* p) { return *p; }
@@ -21,14 +21,14 @@ template <class T> inline void __stcg(T* p, T value) { *p = value; }
 template <class T> inline void __stcs(T* p, T value) { *p = value; }
 template <class T> inline void __stwt(T* p, T value) { *p = value; }
 
-// ---- fences -----------------------------------------------------------------
+// ---- fences -------------------------------------------------------------------------------------
 // One CPU thread runs all CUDA threads, so these order nothing; a missing fence is not seen.
 
 inline void __threadfence() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
-// ---- atomics ----------------------------------------------------------------
+// ---- atomics ------------------------------------------------------------------------------------
 
 namespace emu {
 

@@ -9,7 +9,7 @@
 
 #include "emu.h"
 
-// ---- barriers ---------------------------------------------------------------
+// ---- barriers -----------------------------------------------------------------------------------
 
 inline void __syncthreads(EMU_HERE) { emu::sync_block(EMU_SITE); }
 inline int __syncthreads_count(int p, EMU_HERE) {
@@ -25,7 +25,7 @@ inline void __syncwarp(unsigned mask = ~0u, EMU_HERE) {
     emu::warp_exchange(mask, nullptr, 0, EMU_SITE);
 }
 
-// ---- shuffles ---------------------------------------------------------------
+// ---- shuffles -----------------------------------------------------------------------------------
 
 namespace emu {
 
@@ -74,7 +74,7 @@ inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, 
     return emu::shuffle(mask, value, before_segment ? lane : source, EMU_SITE);
 }
 
-// ---- votes and reductions ---------------------------------------------------
+// ---- votes and reductions -----------------------------------------------------------------------
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_HERE) {
     int mine = predicate != 0;

@@ -10,7 +10,7 @@
 #include <cublasLt.h>
 #include <string.h>
 
-// ---- the stage all bugs play on ---------------------------------------------
+// ---- the stage all bugs play on -----------------------------------------------------------------
 
 constexpr int N = 1024;
 
@@ -49,7 +49,7 @@ template <class... P, class... A> void run(Stage& s, void (*kernel)(P...), int t
     launch(kernel, 1, threads, 0, s.first, a...);
 }
 
-// ---- memory -----------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 template <bool FIXED> __global__ void past_end_kernel(float* out, const float* in, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -141,7 +141,7 @@ template <bool FIXED> void null_pointer_in_kernel(Stage& s) {
     run(s, null_kernel<FIXED>, 32, s.out.p, Wrapped{nullptr});
 }
 
-// ---- shared memory ----------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 template <bool FIXED> __global__ void static_shared_kernel(float* out, int n) {
     __shared__ float array[32];
@@ -210,7 +210,7 @@ template <bool FIXED> void uninitialised_local(Stage& s) {
     run(s, uninitialised_local_kernel<FIXED>, 32, s.out.p, s.in.p);
 }
 
-// ---- barriers ---------------------------------------------------------------
+// ---- barriers -----------------------------------------------------------------------------------
 
 template <bool FIXED> __global__ void read_too_early_kernel(float* out, const float* in) {
     __shared__ float s[128];
@@ -286,7 +286,7 @@ template <bool FIXED> void warp_and_block_wait_for_each_other(Stage& s) {
     run(s, deadlock_kernel<FIXED>, 32, s.out.p);
 }
 
-// ---- warp operations --------------------------------------------------------
+// ---- warp operations ----------------------------------------------------------------------------
 
 template <bool FIXED> __global__ void exited_lanes_kernel(float* out, int n) {
     int i = threadIdx.x;
@@ -328,7 +328,7 @@ template <bool FIXED> __global__ void width_kernel(float* out) {
 }
 template <bool FIXED> void shuffle_width_24(Stage& s) { run(s, width_kernel<FIXED>, 32, s.out.p); }
 
-// ---- between blocks ---------------------------------------------------------
+// ---- between blocks -----------------------------------------------------------------------------
 
 template <bool FIXED> __global__ void add_kernel(float* out, const float* in) {
     float v = in[blockIdx.x];
@@ -358,7 +358,7 @@ template <bool FIXED> void plain_store_beside_atomics(Stage& s) {
     launch(store_and_atomic_kernel<FIXED>, 4, 32, 0, s.first, reinterpret_cast<int*>(s.out.p));
 }
 
-// ---- arithmetic and stack ---------------------------------------------------
+// ---- arithmetic and stack -----------------------------------------------------------------------
 
 __global__ void overflow_kernel(float* out, int big) {
     out[threadIdx.x] = static_cast<float>(big + static_cast<int>(threadIdx.x));
@@ -375,7 +375,7 @@ template <bool FIXED> void stack_overflow(Stage& s) {
     run(s, deep_kernel, 1, s.out.p, FIXED ? 64 : 1 << 18);
 }
 
-// ---- tensor cores and asynchronous copies -----------------------------------
+// ---- tensor cores and asynchronous copies -------------------------------------------------------
 
 template <bool FIXED> __global__ void missing_wait_kernel(float* out, const float* in) {
     __shared__ __align__(16) float s[128];
@@ -448,7 +448,7 @@ template <bool FIXED> void mma_in_half_a_warp(Stage& s) {
     run(s, partial_warp_mma_kernel, FIXED ? 32 : 16, s.out.p);
 }
 
-// ---- streams and the host ---------------------------------------------------
+// ---- streams and the host -----------------------------------------------------------------------
 
 __global__ void fill_kernel(float* out, float value) { out[threadIdx.x] = value; }
 
@@ -516,7 +516,7 @@ template <bool FIXED> void matmul_past_end(Stage& s) { // a 32 x 33 product in m
     cublasLtDestroy(handle);
 }
 
-// ---- the list ---------------------------------------------------------------
+// ---- the list -----------------------------------------------------------------------------------
 
 struct Bug {
     const char* name;

@@ -1,5 +1,5 @@
-// tests/cublaslt.cu - cublasLtMatmul against loops in double: transposes, leading dimensions, strided
-// batches, beta, epilogues and types, and what it refuses.
+// tests/cublaslt.cu - cublasLtMatmul against loops in double: transposes, leading dimensions,
+// strided batches, beta, epilogues and types, and what it refuses.
 #include "test.cuh"
 
 #include <cublasLt.h>

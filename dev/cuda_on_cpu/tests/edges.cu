@@ -1,8 +1,8 @@
 // tests/edges.cu - a program of three streams in which every wait is needed.
 //
-// The host writes two pinned buffers in turn; one stream uploads them, one fills the slots of a ring
-// from them, one uses the slots and hands the result back. test.sh takes each wait away in turn
-// (CUDA_ON_CPU_DROP_EDGE) and expects wrong sums or a data race.
+// The host writes two pinned buffers in turn; one stream uploads them, one fills the slots of a
+// ring from them, one uses the slots and hands the result back. test.sh takes each wait away in
+// turn (CUDA_ON_CPU_DROP_EDGE) and expects wrong sums or a data race.
 #include "test.cuh"
 
 // Few threads: ThreadSanitizer keeps apart about 250 at a time, over all streams.

@@ -9,7 +9,7 @@ namespace {
 constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr float EPS = 1e-5f;
 
-// ---- reductions -------------------------------------------------------------
+// ---- reductions ---------------------------------------------------------------------------------
 
 __device__ inline float warp_sum(float v) {
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL, v, offset);
@@ -32,7 +32,7 @@ template <bool MAX> __device__ float block_reduce(float v) {
     return v;
 }
 
-// ---- LayerNorm --------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
 // One warp per row of C; out = (x - mean) * rstd * w + b.
 template <class T>
@@ -139,7 +139,7 @@ void test_layernorm() {
     }
 }
 
-// ---- softmax, classifier, bias gradient -------------------------------------
+// ---- softmax, classifier, bias gradient ---------------------------------------------------------
 
 __global__ void softmax_kernel(float* out, const float* in, int V) { // a block per row
     const float* x = in + static_cast<size_t>(blockIdx.x) * V;
@@ -229,7 +229,7 @@ void test_classifier() {
     }
 }
 
-// ---- elementwise ------------------------------------------------------------
+// ---- elementwise --------------------------------------------------------------------------------
 
 template <class T> __global__ void gelu_kernel(T* out, const T* in, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -323,7 +323,7 @@ void test_elementwise() {
     }
 }
 
-// ---- attention --------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 // Causal; qkv (T, 3, NH, HS); one thread per query, K and V through shared memory, online softmax
 // (arXiv:2205.14135). Dynamic shared memory: 2 * blockDim.x * HS floats.

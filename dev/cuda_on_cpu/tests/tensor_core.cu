@@ -27,7 +27,7 @@ __device__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
         mma_m16n8k16_fp16(d, a, b, c);
 }
 
-// ---- one product of a warp --------------------------------------------------
+// ---- one product of a warp ----------------------------------------------------------------------
 // A (16,16), B (16,8), C and D (16,8), row-major.
 
 __device__ void load_c(float (&c)[4], const float* C, int lane) {
@@ -161,7 +161,7 @@ void test_ldmatrix_x2() {
     }
 }
 
-// ---- GEMM -------------------------------------------------------------------
+// ---- GEMM ---------------------------------------------------------------------------------------
 
 constexpr int TILE = 64, TILE_K = 32, LEAD = TILE_K + 8; // padded rows: no bank conflicts
 

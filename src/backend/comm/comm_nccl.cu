@@ -98,7 +98,8 @@ void on_wait() {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// The exchange buffer is device memory here: NCCL sends from it. The step's messages stay on the host.
+// The exchange buffer is device memory here: NCCL sends from it. The step's messages stay on the
+// host.
 void* nccl_alloc(Comm*, Ledger* ledger, const char* line, CommMemory kind) {
     bool is_exchange = strcmp(line, "exchange") == 0;
     if (kind == COMM_STAGING && !is_exchange) return device_alloc_pinned(ledger, line);

@@ -22,7 +22,7 @@ typedef struct {
     float scale; // of the scores
 } Head;
 
-// ---- scratch ---------------------------------------------------------------------------------------
+// ---- scratch ------------------------------------------------------------------------------------
 
 // The work space of one thread, cut from its scratch. HSq = HSp / STEP.
 typedef struct {
@@ -95,7 +95,7 @@ ScratchNeed attention_scratch(const OpsShape* shape) {
     return (ScratchNeed){.per_thread = bytes, .shared = 0};
 }
 
-// ---- forward ---------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 // One row of scores becomes exp(scale * (score - new maximum)), of its first `visible` keys; the rest 0.
 // Called with a constant for whole tiles, so that they do without masks.
@@ -241,7 +241,7 @@ void attention_cached(Rows out, Rows qkv, floatX* k_cache, floatX* v_cache, int 
     }
 }
 
-// ---- backward --------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 // Where one head of one sequence stands: element 0 of row 0.
 typedef struct {

@@ -23,7 +23,7 @@ enum { TILE = 64 }; // queries and keys of a tile
 
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
-// ---- product ---------------------------------------------------------------------------------------
+// ---- product ------------------------------------------------------------------------------------
 
 // c (ROWS, 16 VECTORS) = or += sum over k < K of A(m, k) * b[k][:], A(m, k) = a[m * a_row + k * a_col].
 // ROWS <= 6 and VECTORS <= 4 are constants at each call, so that the sums stay in registers.
@@ -114,7 +114,7 @@ static inline void tile_product(int M, int N, int K, const Packed* a, size_t a_r
     for (; n < N; n += 16) columns_1(M, K, a, a_row, a_col, b + n, b_ld, c + n, c_ld, add);
 }
 
-// ---- packing ---------------------------------------------------------------------------------------
+// ---- packing ------------------------------------------------------------------------------------
 
 // A left operand, summed over columns: out (TILE, HSp / STEP) = rows of a head; rows from `rows` on and
 // columns from HS on are 0.

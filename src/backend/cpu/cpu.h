@@ -7,7 +7,7 @@
 
 #include "backend/ops.h"
 
-// ---- scratch: a part per thread and a part for all -------------------------------------------------
+// ---- scratch: a part per thread and a part for all ----------------------------------------------
 
 // What one operation wants; the plan takes the largest of each. An operation holds its scratch only
 // while it runs.
@@ -22,7 +22,7 @@ ScratchNeed layernorm_scratch(const OpsShape* shape);
 void* thread_scratch(void); // of the calling thread, at least 64-byte aligned
 void* shared_scratch(void);
 
-// ---- rows and gradients ----------------------------------------------------------------------------
+// ---- rows and gradients -------------------------------------------------------------------------
 
 static inline floatX* row_at(Rows rows, size_t r) { return rows.ptr + r * rows.ld; }
 

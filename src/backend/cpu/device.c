@@ -14,7 +14,7 @@
 #include "backend/ops.h"
 #include "core/fault.h"
 
-// ---- threads and affinity --------------------------------------------------------------------------
+// ---- threads and affinity -----------------------------------------------------------------------
 
 static cpu_set_t affinity_mask(void) {
     cpu_set_t mask;
@@ -120,7 +120,7 @@ const char* device_description(void) {
 
 double device_peak_tflops(void) { return 0.0; }
 
-// ---- memory ----------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 enum { ALIGNMENT = 4096 }; // a page; 64, a cache line, is what the operations need
 
@@ -164,7 +164,7 @@ void device_free_all(void) {
     is_frozen = false;
 }
 
-// ---- copies, streams and events --------------------------------------------------------------------
+// ---- copies, streams and events -----------------------------------------------------------------
 
 void device_upload(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 void device_download(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }

@@ -51,7 +51,7 @@ static const floatX* operand_at(Operand operand, size_t row, size_t col) {
     return (const floatX*)operand.ptr + row * operand.row_stride + col * operand.col_stride;
 }
 
-// ---- one tile --------------------------------------------------------------------------------------
+// ---- one tile -----------------------------------------------------------------------------------
 
 // out = gelu(pre_gelu) on a tile
 static void gelu_tile(const Job* job, Tile tile) {
@@ -171,7 +171,7 @@ static void run_job(const Job* job) {
     }
 }
 
-// ---- the operations --------------------------------------------------------------------------------
+// ---- the operations -----------------------------------------------------------------------------
 
 // The weight as a (C, OC) matrix, or transposed as (OC, C).
 static Operand weight_in_out(const floatX* weight, WeightLayout layout, int C, int OC) {

@@ -9,7 +9,7 @@
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/onednn.h"
 
-// ---- primitives by shape ---------------------------------------------------------------------------
+// ---- primitives by shape ------------------------------------------------------------------------
 
 enum { ARG_A, ARG_B, ARG_BIAS, ARG_OUT, ARG_SCRATCH, NUM_ARGS };
 
@@ -100,7 +100,7 @@ static Entry* find_or_create(Table* table, const ProductKey* key) {
     return entry;
 }
 
-// ---- the product -----------------------------------------------------------------------------------
+// ---- the product --------------------------------------------------------------------------------
 
 static bool can_multiply(DType dtype) {
     const ProductKey key = {.M = 64,

@@ -59,7 +59,7 @@ static void round_block(float* values, DType dtype, size_t n) {
     }
 }
 
-// ---- norm ------------------------------------------------------------------------------------------
+// ---- norm ---------------------------------------------------------------------------------------
 
 // In an order that depends on the build alone: x is a whole block at a multiple of 64 bytes.
 static double sum_of_squares(const float* x) {
@@ -129,7 +129,7 @@ long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments,
     return first_found;
 }
 
-// ---- fold and conversion ---------------------------------------------------------------------------
+// ---- fold and conversion ------------------------------------------------------------------------
 
 void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* sources,
           DType source_dtype, int num_sources, size_t elems, stream_t stream) {
