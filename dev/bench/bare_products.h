@@ -1,5 +1,5 @@
-// dev/bench/bare_products.h - the matrix products of one training step and nothing else, given to oneDNN
-// as whole matrices with its own threads: what the step is measured against.
+// dev/bench/bare_products.h - the matrix products of one training step and nothing else, given to
+// oneDNN as whole matrices with its own threads: what the step is measured against.
 //
 // Part of bench_step.c. A build with DNNL=0 has nothing to compare with and does not compile it.
 #ifndef DEV_BENCH_BARE_PRODUCTS_H

@@ -2,10 +2,11 @@
 //
 //   bench_step B T rounds file.json
 //
-// A round is one real step (train/step.c, stage 0, exact), then the step's matrix products alone, given
-// to oneDNN with its own threads, then a triad through memory. Rounds alternate, since machines change
-// speed by the minute; of each the best counts. The floor is what cannot be avoided: bare products, plus
-// 30 bytes per parameter (AdamW with its bf16 copy) at the triad's bandwidth.
+// A round is one real step (train/step.c, stage 0, exact), then the step's matrix products alone,
+// given to oneDNN with its own threads, then a triad through memory. Rounds alternate, since
+// machines change speed by the minute; of each the best counts. The floor is what cannot be
+// avoided: bare products, plus 30 bytes per parameter (AdamW with its bf16 copy) at the triad's
+// bandwidth.
 //
 // The linker's --wrap puts a clock around each operation (dev/bench/run.sh passes the flags).
 #include <omp.h>

@@ -1,9 +1,9 @@
 // backend/cpu/attention.c - causal self-attention in tiles of 64 x 64, forward and backward.
 //
 // No (T, T) buffer: forward keeps a running maximum and sum per row, backward computes the
-// probabilities again from lse. One (sequence, head) is the work of one thread, forward in several parts
-// where there are more threads than heads; a query row is computed in the same order in every part.
-// Scores are left unscaled by the products; the softmax scales them.
+// probabilities again from lse. One (sequence, head) is the work of one thread, forward in several
+// parts where there are more threads than heads; a query row is computed in the same order in every
+// part. Scores are left unscaled by the products; the softmax scales them.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Milakov and Gimelshein 2018, arXiv:1805.02867.
 #include <omp.h>
@@ -97,8 +97,8 @@ ScratchNeed attention_scratch(const OpsShape* shape) {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// One row of scores becomes exp(scale * (score - new maximum)), of its first `visible` keys; the rest 0.
-// Called with a constant for whole tiles, so that they do without masks.
+// One row of scores becomes exp(scale * (score - new maximum)), of its first `visible` keys; the
+// rest 0. Called with a constant for whole tiles, so that they do without masks.
 static inline __attribute__((always_inline)) void softmax_row(float* restrict s, int visible,
                                                               float scale, float* max, float* sum,
                                                               float* restrict out, size_t HSp) {
@@ -125,9 +125,9 @@ static inline __attribute__((always_inline)) void softmax_row(float* restrict s,
     for (size_t i = 0; i < HSp; i++) out[i] *= decay;
 }
 
-// scores (TILE, TILE) of one tile become exp of what is above the maximum so far; max and sum (TILE) are
-// brought up to date and the rows of out (TILE, HSp) scaled to the new maximum. Row 0 sees the first
-// `visible` keys of the tile, each further row one more.
+// scores (TILE, TILE) of one tile become exp of what is above the maximum so far; max and sum
+// (TILE) are brought up to date and the rows of out (TILE, HSp) scaled to the new maximum. Row 0
+// sees the first `visible` keys of the tile, each further row one more.
 static void online_softmax(float* scores, int rows, int visible, float scale, float* max,
                            float* sum, float* out, size_t HSp) {
     for (int r = 0; r < rows; r++) {
@@ -153,9 +153,9 @@ static void pack_keys(const ForwardWork* work, size_t at, const Head* head, int 
     }
 }
 
-// `rows` <= TILE queries in work->q, at positions first_pos ..., attend to all keys up to their own.
-// Keys and values are those in work if `packed`, else they are packed tile by tile. The result stands in
-// work->out; lse (rows) may be NULL.
+// `rows` <= TILE queries in work->q, at positions first_pos ..., attend to all keys up to their
+// own. Keys and values are those in work if `packed`, else they are packed tile by tile. The result
+// stands in work->out; lse (rows) may be NULL.
 static void attend(const ForwardWork* work, const Head* head, bool packed, float* lse, int rows,
                    int first_pos) {
     const size_t HSp = head->HSp, HSq = HSp / STEP;
@@ -254,8 +254,8 @@ typedef struct {
     float scale;
 } BackwardHead;
 
-// One row: probs becomes exp(scale * score - lse) for its first `visible` keys, the rest 0, and dscores,
-// which holds dprobs, becomes probs * (dprobs - row_dot).
+// One row: probs becomes exp(scale * score - lse) for its first `visible` keys, the rest 0, and
+// dscores, which holds dprobs, becomes probs * (dprobs - row_dot).
 static inline __attribute__((always_inline)) void probabilities_row(float* restrict probs,
                                                                     float* restrict dscores,
                                                                     float scale, float lse,

@@ -1,9 +1,9 @@
 // backend/cpu/attention_tiles.h - products of small tiles, and how their operands are packed.
 //
 // Operands are 32 bits wide: one float, or two bf16 neighbours along the summed index for the dot
-// product instruction of AVX-512 BF16, which sums in fp32 as well. Everything else of attention is the
-// same for both. Tiles stand contiguously: with a stride of a power of two they would fall into few
-// cache sets.
+// product instruction of AVX-512 BF16, which sums in fp32 as well. Everything else of attention is
+// the same for both. Tiles stand contiguously: with a stride of a power of two they would fall into
+// few cache sets.
 #ifndef BACKEND_CPU_ATTENTION_TILES_H
 #define BACKEND_CPU_ATTENTION_TILES_H
 
@@ -25,8 +25,9 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 // ---- product ------------------------------------------------------------------------------------
 
-// c (ROWS, 16 VECTORS) = or += sum over k < K of A(m, k) * b[k][:], A(m, k) = a[m * a_row + k * a_col].
-// ROWS <= 6 and VECTORS <= 4 are constants at each call, so that the sums stay in registers.
+// c (ROWS, 16 VECTORS) = or += sum over k < K of A(m, k) * b[k][:], A(m, k) = a[m * a_row + k *
+// a_col]. ROWS <= 6 and VECTORS <= 4 are constants at each call, so that the sums stay in
+// registers.
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
 static inline __attribute__((always_inline)) void kernel(const int ROWS, const int VECTORS, int K,
                                                          const Packed* a, size_t a_row,
@@ -116,8 +117,8 @@ static inline void tile_product(int M, int N, int K, const Packed* a, size_t a_r
 
 // ---- packing ------------------------------------------------------------------------------------
 
-// A left operand, summed over columns: out (TILE, HSp / STEP) = rows of a head; rows from `rows` on and
-// columns from HS on are 0.
+// A left operand, summed over columns: out (TILE, HSp / STEP) = rows of a head; rows from `rows` on
+// and columns from HS on are 0.
 static inline void pack_left(Packed* out, const floatX* in, size_t ld, int rows, int HS,
                              size_t HSp) {
     for (int r = 0; r < TILE; r++, in += ld, out += HSp / STEP) {
@@ -132,7 +133,8 @@ static inline void pack_left(Packed* out, const floatX* in, size_t ld, int rows,
     }
 }
 
-// out (cols, TILE) = in (TILE, cols) transposed; a left operand becomes a right one, of its transpose.
+// out (cols, TILE) = in (TILE, cols) transposed; a left operand becomes a right one, of its
+// transpose.
 static inline void transpose(Packed* restrict out, const Packed* restrict in, size_t cols) {
     for (size_t i = 0; i < cols; i += 8) { // eight elements at a time: half a cache line of `in`
         for (size_t r = 0; r < TILE; r++) {
@@ -141,8 +143,8 @@ static inline void transpose(Packed* restrict out, const Packed* restrict in, si
     }
 }
 
-// A right operand, summed over rows: out (TILE / STEP, HSp). With one element in a Packed that is the
-// left operand itself, and nothing is to do.
+// A right operand, summed over rows: out (TILE / STEP, HSp). With one element in a Packed that is
+// the left operand itself, and nothing is to do.
 static inline const Packed* pack_right(Packed* out, const Packed* left, size_t HSp) {
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     const uint16_t* in = (const uint16_t*)left;
@@ -170,8 +172,8 @@ static inline const Packed* pack_scores(Packed* out, const float* scores, int ro
 #endif
 }
 
-// The transpose of scores as a left operand: element (key, query / STEP) at [query / STEP * TILE + key].
-// Rows from `rows` on count as 0.
+// The transpose of scores as a left operand: element (key, query / STEP) at [query / STEP * TILE +
+// key]. Rows from `rows` on count as 0.
 static inline const Packed* pack_scores_transposed(Packed* out, const float* scores, int rows) {
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     for (int r = 0; r < rows; r += 2) {

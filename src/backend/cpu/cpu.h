@@ -1,7 +1,7 @@
 // backend/cpu/cpu.h - what the files of the CPU backend share: scratch, rows and gradients.
 //
-// Threads: an operation opens one parallel region and gives every output element, or every block of a
-// fixed size, to one thread. No result depends on which thread that is.
+// Threads: an operation opens one parallel region and gives every output element, or every block of
+// a fixed size, to one thread. No result depends on which thread that is.
 #ifndef BACKEND_CPU_CPU_H
 #define BACKEND_CPU_CPU_H
 

@@ -1,7 +1,7 @@
 // backend/cpu/device.c - the CPU as a device: threads, affinity, memory, and streams that are one.
 //
-// Work happens in the calling thread and the threads of its parallel regions; when a call returns, it
-// is done. Streams therefore need nothing, and an event is a reading of the clock.
+// Work happens in the calling thread and the threads of its parallel regions; when a call returns,
+// it is done. Streams therefore need nothing, and an event is a reading of the clock.
 #include <errno.h>
 #include <omp.h>
 #include <sched.h>
@@ -23,8 +23,8 @@ static cpu_set_t affinity_mask(void) {
     return mask;
 }
 
-// The cores that this process may use if it asks for all: those online, less what a container forbids.
-// The mask of the launcher does not count; it is the same after the call as before.
+// The cores that this process may use if it asks for all: those online, less what a container
+// forbids. The mask of the launcher does not count; it is the same after the call as before.
 static cpu_set_t usable_cores(void) {
     const cpu_set_t given = affinity_mask();
     cpu_set_t all;
@@ -65,9 +65,10 @@ static cpu_set_t pick_cores(const cpu_set_t* cores, int skip, int count) {
     return picked;
 }
 
-// A launcher may have bound this rank to fewer cores than it has threads (Open MPI binds `-np 1` and
-// `-np 2` to one core a rank), which would cost half the speed in silence. Such a rank takes cores of
-// its own, by its place on the host, or all of them where there are not enough for every rank.
+// A launcher may have bound this rank to fewer cores than it has threads (Open MPI binds `-np 1`
+// and
+// `-np 2` to one core a rank), which would cost half the speed in silence. Such a rank takes cores
+// of its own, by its place on the host, or all of them where there are not enough for every rank.
 static void widen_affinity(const DeviceOptions* options, int threads) {
     const cpu_set_t given = affinity_mask(), usable = usable_cores();
     const int wanted = threads < CPU_COUNT(&usable) ? threads : CPU_COUNT(&usable);

@@ -1,7 +1,7 @@
 // backend/cpu/embedding.c - token and position embeddings, forward and backward.
 //
-// Backward gives each strip of columns to one thread, which walks all positions in order: tokens that
-// repeat are summed in index order without locks.
+// Backward gives each strip of columns to one thread, which walks all positions in order: tokens
+// that repeat are summed in index order without locks.
 #include "backend/cpu/cpu.h"
 
 enum { STRIP = 64 }; // columns of one thread at a time: 256 bytes of fp32

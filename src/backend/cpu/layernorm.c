@@ -1,7 +1,8 @@
-// backend/cpu/layernorm.c - the residual addition with the LayerNorm that follows it, and its backward.
+// backend/cpu/layernorm.c - the residual addition with the LayerNorm that follows it, and its
+// backward.
 //
-// Forward: one thread per row. Backward: one thread per CHUNK_ROWS rows, which leaves partial sums of
-// dweight and dbias; these are then added in order of the chunks, a strip of columns per thread.
+// Forward: one thread per row. Backward: one thread per CHUNK_ROWS rows, which leaves partial sums
+// of dweight and dbias; these are then added in order of the chunks, a strip of columns per thread.
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/vector_math.h"
 
@@ -81,7 +82,8 @@ void layernorm_forward(Rows out, float* mean, float* rstd, Rows residual, Rows a
     }
 }
 
-// One row of backward; adds to dweight and dbias (C). normalised and dnormalised (C) are work space.
+// One row of backward; adds to dweight and dbias (C). normalised and dnormalised (C) are work
+// space.
 static void backward_row(floatX* dinp, const floatX* dresidual, float* restrict dweight,
                          float* restrict dbias, const floatX* dout, const floatX* inp, float mean,
                          float rstd, const floatX* weight, float* restrict normalised,

@@ -1,9 +1,10 @@
 // backend/cpu/matmul.c - matrix products cut into tiles that one thread owns each.
 //
-// The output is cut into tiles whose sizes depend on the shape alone; each is one product of one thread,
-// and sums over more than CHUNK rows are made of ordered chunks, accumulated in fp32. So the bits do not
-// depend on the number of threads. (A library left alone with its threads splits long sums among them.)
-// What follows a product - bias, GELU - is done on the tile while it is in the cache.
+// The output is cut into tiles whose sizes depend on the shape alone; each is one product of one
+// thread, and sums over more than CHUNK rows are made of ordered chunks, accumulated in fp32. So
+// the bits do not depend on the number of threads. (A library left alone with its threads splits
+// long sums among them.) What follows a product - bias, GELU - is done on the tile while it is in
+// the cache.
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/vector_math.h"
 

@@ -120,8 +120,8 @@ static bool can_multiply(DType dtype) {
         create_description(&description, onednn.engine, &layouts, &key, dnnl_scratchpad_mode_user);
     layouts_free(&layouts);
     if (status != dnnl_success) return false;
-    // Where the processor lacks the type, the library may emulate it, slower than fp32: only kernels made
-    // for the type count.
+    // Where the processor lacks the type, the library may emulate it, slower than fp32: only
+    // kernels made for the type count.
     const char* implementation = "";
     DNNLCHECK(dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &implementation));
     const bool is_native = strncmp(implementation, "brg", 3) == 0;

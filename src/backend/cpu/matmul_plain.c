@@ -1,8 +1,8 @@
 // backend/cpu/matmul_plain.c - one product in one thread without a library (`make DNNL=0`).
 //
-// For other systems, and a second opinion in the tests. Operands come as fp32; b is packed in panels of
-// COLS columns, so that a panel of the sum's length stays in the cache, and ROWS x COLS sums stay in
-// registers.
+// For other systems, and a second opinion in the tests. Operands come as fp32; b is packed in
+// panels of COLS columns, so that a panel of the sum's length stays in the cache, and ROWS x COLS
+// sums stay in registers.
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/vector_math.h"
 
@@ -56,7 +56,8 @@ static void multiply(float sums[ROWS][COLS], const float* restrict block,
     memcpy(sums, local, sizeof local);
 }
 
-// One block of the output, ROWS x COLS at most: its sum over depth, on top of what is there if `add`.
+// One block of the output, ROWS x COLS at most: its sum over depth, on top of what is there if
+// `add`.
 static void update_block(const Product* product, const float* block, const float* panel, int m,
                          int n, int rows, int cols, int depth, bool add) {
     float sums[ROWS][COLS] = {{0}};

@@ -1,5 +1,5 @@
-// backend/cpu/onednn.h - matrix products of oneDNN 2.x and 3.x: the calls that differ between the major
-// versions, in one place.
+// backend/cpu/onednn.h - matrix products of oneDNN 2.x and 3.x: the calls that differ between the
+// major versions, in one place.
 #ifndef BACKEND_CPU_ONEDNN_H
 #define BACKEND_CPU_ONEDNN_H
 
@@ -13,8 +13,8 @@
         CHECK(status_ == dnnl_success, "%s: oneDNN status %d", #call, (int)status_);               \
     } while (0)
 
-// Everything a primitive is made for: out (M, N) = or += a (M, K) * b (K, N) + bias (N). Compared as
-// bytes, so clear it with memset before filling it.
+// Everything a primitive is made for: out (M, N) = or += a (M, K) * b (K, N) + bias (N). Compared
+// as bytes, so clear it with memset before filling it.
 typedef struct {
     int M, N, K;
     DType in_dtype, out_dtype;

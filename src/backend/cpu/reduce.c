@@ -1,7 +1,8 @@
-// backend/cpu/reduce.c - passes over gradients: norm, search for non-finite numbers, fold, conversion.
+// backend/cpu/reduce.c - passes over gradients: norm, search for non-finite numbers, fold,
+// conversion.
 //
-// Each works on blocks of a fixed number of elements, one thread per block, so no result depends on the
-// threads. The streams are one on the CPU.
+// Each works on blocks of a fixed number of elements, one thread per block, so no result depends on
+// the threads. The streams are one on the CPU.
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/vector_math.h"
 
@@ -161,7 +162,8 @@ void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* source
 void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems,
              stream_t stream) {
     (void)stream;
-    // In place and to a narrower type, a block is written over blocks before it: one thread, in order.
+    // In place and to a narrower type, a block is written over blocks before it: one thread, in
+    // order.
     const bool in_order = dst == src && dst_dtype != src_dtype;
 #pragma omp parallel for schedule(static) if (!in_order)
     for (size_t first = 0; first < elems; first += BLOCK) {

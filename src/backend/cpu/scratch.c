@@ -1,7 +1,8 @@
 // backend/cpu/scratch.c - the scratch memory of the operations, and the strides of activations.
 //
-// One line of the plan holds everything: a part for each thread, then a part shared by all. Operations
-// run one after another and hold nothing between calls, so the parts are as large as the largest need.
+// One line of the plan holds everything: a part for each thread, then a part shared by all.
+// Operations run one after another and hold nothing between calls, so the parts are as large as the
+// largest need.
 #include <omp.h>
 
 #include "backend/cpu/cpu.h"
@@ -57,9 +58,9 @@ void* shared_scratch(void) {
     return scratch.base + (size_t)scratch.threads * scratch.parts.per_thread;
 }
 
-// Rows of 2304 or 3072 elements are multiples of 512 bytes to 4 KiB apart, so that walking down a column
-// hits few cache sets: one cache line more cures it. Short fp32 products are the exception, measured:
-// with padded rows the library does not copy its left matrix, which costs din a third.
+// Rows of 2304 or 3072 elements are multiples of 512 bytes to 4 KiB apart, so that walking down a
+// column hits few cache sets: one cache line more cures it. Short fp32 products are the exception,
+// measured: with padded rows the library does not copy its left matrix, which costs din a third.
 size_t ops_row_stride(size_t N, size_t cols) {
     if (sizeof(floatX) == 4 && N <= 512) return cols;
     return cols + 64 / sizeof(floatX);

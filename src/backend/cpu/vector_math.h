@@ -1,5 +1,5 @@
-// backend/cpu/vector_math.h - arithmetic that compilers vectorise: fused multiply-add, sums in a fixed
-// order, exp, and GELU with its derivative.
+// backend/cpu/vector_math.h - arithmetic that compilers vectorise: fused multiply-add, sums in a
+// fixed order, exp, and GELU with its derivative.
 //
 // Inline functions of one element for use under `#pragma omp simd`: no branches, no calls.
 #ifndef BACKEND_CPU_VECTOR_MATH_H
@@ -18,8 +18,8 @@ static inline float mul_add(float a, float b, float c) {
 #endif
 }
 
-// Sums keep this many partial sums side by side, element i in lane i % LANES, so that their order does
-// not depend on the vector width, the alignment or the thread.
+// Sums keep this many partial sums side by side, element i in lane i % LANES, so that their order
+// does not depend on the vector width, the alignment or the thread.
 enum { LANES = 32 };
 
 static inline float sum_lanes(const float lanes[LANES]) {
@@ -32,8 +32,8 @@ static inline float sum_lanes(const float lanes[LANES]) {
 }
 
 // exp(x) for finite x: x = n ln 2 + r with |r| <= ln 2 / 2, exp(r) by a polynomial of degree 6, 2^n
-// added to the exponent. At most 3 ulp from -87.3 to 88.3; outside, the value at the nearer end. NaN
-// stays NaN.
+// added to the exponent. At most 3 ulp from -87.3 to 88.3; outside, the value at the nearer end.
+// NaN stays NaN.
 static inline float fast_exp(float x) {
     float clamped = x < -87.3f ? -87.3f : x;
     clamped = clamped > 88.3f ? 88.3f : clamped;
