@@ -1,18 +1,18 @@
 // backend/cuda/attention_backward.cu - causal attention on tensor cores, backward.
 //
 // With scale = 1/sqrt(HS), p = exp(scale q.k - lse), ds = p (dout.v - delta):
-//   dv = sum over queries of p dout;  dk = scale sum over queries of ds q;  dq = scale sum over
-//   keys of ds k
+//   dv = sum of p dout and dk = scale sum of ds q over queries;  dq = scale sum of ds k over keys
 // Two kernels, so that every sum has one owner and one order and nothing is added atomically: one
 // owns 64 keys and walks over the queries from the diagonal on (dk, dv), the other owns 64 queries
 // and walks over the keys up to the diagonal (dq). Both recompute p and ds: 7 products of tiles
-// where 5 would do with atomics or a (T, T / 64) buffer of partial dq.
+// where 5 would do with atomics, or with partial sums of dq for every 64 keys.
 //
 // Work: a block (b, h, 64 keys or queries), a warp 16 of them; the longest blocks start first. The
 // walking side comes in tiles of STEP rows, the next one on its way while the present one is used.
-// Bytes: owned side once, walking side once a block from L2: B T C (8 + T / 64 + T / 64) floatX in
-// all. FLOPs: 7 B T^2 C (the causal half of 14). Exponentials: B NH T^2. Bound: tensor cores, or
-// shared memory's 128 bytes a cycle (256 bytes for each mma of 4096 FLOPs, and the A operand).
+// Bytes: the owned side and the gradients once, the walking side once for each block, T / 128 times
+// on average (from L2): B T C (7 + T / 32) floatX in all, and lse and delta. FLOPs: 7 B T^2 C (the
+// causal half of 14). Exponentials: B NH T^2. Bound: tensor cores, or shared memory's 128 bytes a
+// cycle: 256 bytes for each mma of 4096 FLOPs, and 128 more where A comes from there too.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135, algorithm 4; Dao 2023, arXiv:2307.08691, section 3.
 #include "backend/cuda/attention.cuh"
@@ -21,8 +21,8 @@
 
 namespace flash {
 
-constexpr int STEP =
-    32; // rows of a tile of the walking side: with 64 the products do not fit in registers
+// Rows of a tile of the walking side; with 64 the products do not fit in registers.
+constexpr int STEP = 32;
 
 // The owned side's two tiles, two buffers of the walking side's two, and its statistics.
 constexpr size_t backward_shared_bytes(int HS) {

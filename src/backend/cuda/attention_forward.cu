@@ -5,11 +5,11 @@
 // and probabilities live in registers only.
 //
 // Work: a block (b, h, 64 queries), a warp 16 of them; blocks with the longest rows start first.
-// Bytes: q, out and lse once, 4 B T C floatX less K and V; K and V once a block of queries, that is
-// T / 128 times on average, from L2: B T C (2 + T / 64) floatX in all. FLOPs: 2 B T^2 C (the causal
-// half of 4), plus half a tile a block on the diagonal. Exponentials: B NH T^2 / 2. Bound: tensor
-// cores, or shared memory's 128 bytes a cycle: a warp reads 256 bytes of K or V for each mma of
-// 4096 FLOPs, as much as two cycles of an SM's mma.sync rate on sm_80.
+// Bytes: q and out once, K and V once for each block of queries up to its diagonal, T / 128 times
+// on average (from L2): B T C (2 + T / 64) floatX in all, and 4 B NH T of lse. FLOPs: 2 B T^2 C
+// (the causal half of 4), and half a tile a block on the diagonal. Exponentials: B NH T^2 / 2.
+// Bound: tensor cores, or shared memory's 128 bytes a cycle: each mma of 4096 FLOPs takes 256 bytes
+// of K or V from there, two cycles, which is its time on a multiprocessor of sm_80.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691, section 3.
 #include "backend/cuda/attention.cuh"
