@@ -104,6 +104,8 @@ job ci "cpu-bf16 test_gpt2, 4 ranks" 120 mpirun -np 4 build/cpu-bf16/test_gpt2
 export TRAINER=$PWD/build/cpu-fp32/train_gpt2
 job quick "contract" 300 dev/test/test_contract.py
 job quick "resume" $([ $tier = full ] && echo 3600 || echo 400) dev/test/test_resume.py
+job quick "ranks" 300 dev/test/test_ranks.sh build/cpu-fp32
+job ci "ranks, bf16" 600 dev/test/test_ranks.sh build/cpu-bf16
 job quick "learning" 200 dev/test/test_learning.py
 job quick "recipes" 200 python3 dev/test/test_recipes.py
 
