@@ -4,8 +4,8 @@
 // The kernels under test are compiled with clang's -fsanitize=thread, which calls __tsan_readN or
 // __tsan_writeN before every load and store; these calls are answered here, where those into device
 // memory are added up. Everything else is compiled as usual. The count knows no caches: a value
-// read twice counts twice. The compiler turns some copies into calls of memcpy, which the linker
-// leads here (--wrap=memcpy). test_kernels.py builds and runs this.
+// read twice counts twice. The compiler turns some copies into calls of memcpy, memmove and memset,
+// which the linker leads here (--wrap). test_kernels.py builds and runs this.
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +53,17 @@ void* __wrap_memcpy(void* to, const void* from, size_t bytes) {
     count_read(from, bytes);
     count_write(to, bytes);
     return __real_memcpy(to, from, bytes);
+}
+void* __real_memmove(void* to, const void* from, size_t bytes);
+void* __wrap_memmove(void* to, const void* from, size_t bytes) {
+    count_read(from, bytes);
+    count_write(to, bytes);
+    return __real_memmove(to, from, bytes);
+}
+void* __real_memset(void* to, int byte, size_t bytes);
+void* __wrap_memset(void* to, int byte, size_t bytes) {
+    count_write(to, bytes);
+    return __real_memset(to, byte, bytes);
 }
 }
 

@@ -256,7 +256,8 @@ def memory_bound_kernels_move_what_they_must(_):
             call("clang++", *flags, *counting, source, "-o", objects[-1])
         program = folder / "kernel_accesses"
         call(
-            "g++", "-rdynamic", "-Wl,--wrap=memcpy,-T,dev/cuda_on_cpu/sh.ld", *objects,
+            "g++", "-rdynamic", "-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",
+            "-Wl,-T,dev/cuda_on_cpu/sh.ld", *objects,
             folder / "libtrainer.a", folder / "libcuda_on_cpu.a", "-fopenmp", "-lcjson", "-lz",
             "-lm", "-lpthread", "-o", program,
         )  # fmt: skip
