@@ -22,7 +22,9 @@ GPT2Shape plan_gpt2_shape(const PlanInput* input) {
     shape.T = shape.backward ? o->seq_len : (int)min_size(PREFILL_TOKENS, (size_t)input->model.T);
     shape.recompute = (Recompute)o->recompute;
     if (is_prompt(o) || o->sample_every > 0) {
-        shape.cache_T = input->model.T;
+        // A prompt may fill the model's T; a sample is its start token and -g more.
+        size_t tokens = is_prompt(o) ? (size_t)input->model.T : (size_t)o->sample_tokens + 1;
+        shape.cache_T = (int)min_size(tokens, (size_t)input->model.T);
         shape.cache_rows = (int)min_size(PREFILL_TOKENS, (size_t)shape.B * (size_t)shape.T);
     }
     return shape;
