@@ -1,14 +1,19 @@
 // backend/cpu/attention.c - causal self-attention in tiles of 64 x 64, forward and backward.
 //
-// No (T, T) buffer: forward keeps a running maximum and sum per row, backward computes the
+// No (T, T) buffer: forward keeps a running reference and sum per query, backward computes the
 // probabilities again from lse. One (sequence, head) is the work of one thread, forward in several
-// parts where there are more threads than heads; a query row is computed in the same order in every
-// part. Scores are left unscaled by the products; the softmax scales them.
+// parts where there are more threads than heads; a query is computed in the same order in every
+// part. Of tiles on the diagonal only what queries see is computed, in strips.
+//
+// Products leave scores unscaled; the softmax scales them, by log2(e) as well, and takes powers of
+// two. Forward has queries side by side, (key, query), so that its maxima and sums stay in lanes.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Milakov and Gimelshein 2018, arXiv:1805.02867.
 #include <omp.h>
 
 #include "backend/cpu/attention_tiles.h"
+
+static const float LOG2_E = 1.44269504f;
 
 // Head size in tiles, so that kernels see whole vectors; the columns added are zero.
 static size_t padded_head(int C, int NH) { return round_up((size_t)(C / NH), 16); }
@@ -26,11 +31,12 @@ typedef struct {
 
 // The work space of one thread, cut from its scratch. HSq = HSp / STEP.
 typedef struct {
-    Packed* keys_t;      // (HSq, TILE) per tile of keys
-    Packed* values;      // (TILE / STEP, HSp) per tile of keys
-    Packed *q, *left;    // (TILE, HSq)
-    Packed* probs;       // (TILE, TILE / STEP)
-    float *scores, *out; // (TILE, TILE), (TILE, HSp)
+    Packed* keys;     // (TILE, HSq) per tile of keys
+    Packed* values;   // (TILE / STEP, HSp) per tile of keys
+    Packed *left, *q; // (TILE, HSq), (HSq, TILE)
+    float* scores;    // (TILE keys, TILE queries)
+    Packed* probs;    // (TILE / STEP, TILE)
+    float* out;       // (TILE, HSp)
 } ForwardWork;
 
 typedef struct {
@@ -54,7 +60,7 @@ static void* take(char** scratch, size_t elems) {
 static size_t cut_forward(ForwardWork* work, char* scratch, size_t keys, size_t HSp) {
     char* next = scratch;
     const size_t rows = round_up(keys, TILE);
-    work->keys_t = take(&next, rows * HSp / STEP);
+    work->keys = take(&next, rows * HSp / STEP);
     work->values = take(&next, rows * HSp / STEP);
     work->q = take(&next, TILE * HSp / STEP);
     work->left = take(&next, TILE * HSp / STEP);
@@ -97,60 +103,84 @@ ScratchNeed attention_scratch(const OpsShape* shape) {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// One row of scores becomes exp(scale * (score - new maximum)), of its first `visible` keys; the
-// rest 0. Called with a constant for whole tiles, so that they do without masks.
-static inline __attribute__((always_inline)) void softmax_row(float* restrict s, int visible,
-                                                              float scale, float* max, float* sum,
-                                                              float* restrict out, size_t HSp) {
-    float row_max = *max;
-#pragma omp simd reduction(max : row_max)
-    for (int j = 0; j < TILE; j++) {
-        float score = j < visible ? s[j] : -INFINITY;
-        row_max = score > row_max ? score : row_max;
-    }
-    float row_sum = 0.0f;
-#pragma omp simd reduction(+ : row_sum)
-    for (int j = 0; j < TILE; j++) {
-        s[j] = j < visible ? fast_exp((s[j] - row_max) * scale) : 0.0f;
-        row_sum += s[j];
-    }
-    if (row_max == *max) { // nothing to scale
-        *sum += row_sum;
-        return;
-    }
-    const float decay = fast_exp((*max - row_max) * scale);
-    *max = row_max;
-    *sum = mul_add(*sum, decay, row_sum);
+// Scores may exceed their reference by this much, in powers of two, before the sums are scaled to a
+// new one: it is rarely needed after the first tile.
+static const float SLACK = 8.0f;
+
+// Softmax so far of TILE queries: sum of 2^(score - reference), reference near the largest score.
+typedef struct {
+    float reference[TILE], sum[TILE];
+} Softmax;
+
+static inline float max_float(float a, float b) { return a > b ? a : b; }
+
+// Scores (TILE, TILE) of keys that a query does not see become -inf. There are `keys` keys, and
+// query j sees those up to j + diagonal.
+static void mask(float* scores, int keys, int diagonal) {
+    for (int k = max_int(0, diagonal + 1); k < TILE; k++) {
+        float* s = scores + k * TILE;
+        const int first = k < keys ? k - diagonal : TILE;
 #pragma omp simd
-    for (size_t i = 0; i < HSp; i++) out[i] *= decay;
+        for (int j = 0; j < TILE; j++) s[j] = j >= first ? s[j] : -INFINITY;
+    }
 }
 
-// scores (TILE, TILE) of one tile become exp of what is above the maximum so far; max and sum
-// (TILE) are brought up to date and the rows of out (TILE, HSp) scaled to the new maximum. Row 0
-// sees the first `visible` keys of the tile, each further row one more.
-static void online_softmax(float* scores, int rows, int visible, float scale, float* max,
-                           float* sum, float* out, size_t HSp) {
-    for (int r = 0; r < rows; r++) {
-        float *s = scores + r * TILE, *o = out + (size_t)r * HSp;
-        if (visible + r >= TILE) {
-            softmax_row(s, TILE, scale, &max[r], &sum[r], o, HSp);
-        } else {
-            softmax_row(s, visible + r, scale, &max[r], &sum[r], o, HSp);
+// Brings the references of n queries up to date with a tile of scores (TILE, TILE) and scales the
+// rows of out (n, HSp) to them.
+static void raise_references(Softmax* softmax, const float* restrict scores, int n, float scale,
+                             float* out, size_t HSp) {
+    float largest[TILE], decay[TILE];
+#pragma omp simd
+    for (int j = 0; j < n; j++) {
+        float max = -INFINITY;
+        for (int k = 0; k < TILE; k += 4) { // four at a time, for a shorter chain
+            const float* s = scores + k * TILE + j;
+            max = max_float(
+                max, max_float(max_float(s[0], s[TILE]), max_float(s[2 * TILE], s[3 * TILE])));
         }
+        largest[j] = max * scale;
+    }
+    float above = 0.0f;
+#pragma omp simd reduction(max : above)
+    for (int j = 0; j < n; j++) {
+        const float old = softmax->reference[j], excess = largest[j] - old;
+        softmax->reference[j] = excess > SLACK ? largest[j] : old;
+        decay[j] = old - softmax->reference[j];
+        above = excess > above ? excess : above;
+    }
+    if (above <= SLACK) return;
+    for (int j = 0; j < n; j++) {
+        if (decay[j] == 0.0f) continue;
+        const float factor = fast_exp2(decay[j]);
+        float* o = out + (size_t)j * HSp;
+        softmax->sum[j] *= factor;
+#pragma omp simd
+        for (size_t i = 0; i < HSp; i++) o[i] *= factor;
+    }
+}
+
+// scores (TILE, TILE) of n queries become 2^(scale * score - reference).
+static void exponentials(Softmax* softmax, float* restrict scores, int n, float scale) {
+#pragma omp simd
+    for (int j = 0; j < n; j++) {
+        const float reference = softmax->reference[j];
+        float sum = softmax->sum[j];
+        for (int k = 0; k < TILE; k++) {
+            const float power = fast_exp2(mul_add(scores[k * TILE + j], scale, -reference));
+            scores[k * TILE + j] = power;
+            sum += power;
+        }
+        softmax->sum[j] = sum;
     }
 }
 
 // Packs keys first .. first + count - 1 of a head and their values, the rest of the tile 0.
 static void pack_keys(const ForwardWork* work, size_t at, const Head* head, int first, int count) {
     const size_t from = (size_t)first * head->ld, HSp = head->HSp;
-    pack_left(work->left, head->k + from, head->ld, count, head->HS, HSp);
-    transpose(work->keys_t + at, work->left, HSp / STEP);
-    if (STEP == 1) {
-        pack_left(work->values + at, head->v + from, head->ld, count, head->HS, HSp);
-    } else {
-        pack_left(work->left, head->v + from, head->ld, count, head->HS, HSp);
-        pack_right(work->values + at, work->left, HSp);
-    }
+    pack_left(work->keys + at, head->k + from, head->ld, count, head->HS, HSp);
+    Packed* values = STEP == 1 ? work->values + at : work->left;
+    pack_left(values, head->v + from, head->ld, count, head->HS, HSp);
+    pack_right(work->values + at, values, HSp);
 }
 
 // `rows` <= TILE queries in work->q, at positions first_pos ..., attend to all keys up to their
@@ -159,31 +189,40 @@ static void pack_keys(const ForwardWork* work, size_t at, const Head* head, int 
 static void attend(const ForwardWork* work, const Head* head, bool packed, float* lse, int rows,
                    int first_pos) {
     const size_t HSp = head->HSp, HSq = HSp / STEP;
-    float max[TILE], sum[TILE];
+    const int columns = (int)round_up((size_t)rows, 16);
+    const float scale = head->scale * LOG2_E;
+    Softmax softmax;
     for (int r = 0; r < TILE; r++) {
-        max[r] = -1e30f; // below any score, but finite: differences are numbers
-        sum[r] = 0.0f;
+        softmax.reference[r] = -1e30f; // below any score, but finite: differences are numbers
+        softmax.sum[r] = 0.0f;
     }
     memset(work->out, 0, TILE * HSp * sizeof(float));
     const int num_keys = first_pos + rows;
     for (int first = 0; first < num_keys; first += TILE) {
-        const int count = min_int(TILE, num_keys - first);
+        const int keys = min_int(TILE, num_keys - first), diagonal = first_pos - first;
+        const bool whole = diagonal >= TILE - 1;
         const size_t at = packed ? (size_t)first * HSq : 0;
-        if (!packed) pack_keys(work, 0, head, first, count);
-        tile_product(rows, TILE, (int)HSq, work->q, HSq, 1, work->keys_t + at, TILE, work->scores,
-                     TILE, false);
-        online_softmax(work->scores, rows, first_pos + 1 - first, head->scale, max, sum, work->out,
-                       HSp);
-        const Packed* probs = pack_scores(work->probs, work->scores, rows);
-        tile_product(rows, (int)HSp, (count + STEP - 1) / STEP, probs, TILE / STEP, 1,
-                     work->values + at, HSp, work->out, HSp, true);
+        if (!packed) pack_keys(work, 0, head, first, keys);
+        tile_product(
+            keys, columns, (int)HSq,
+            (TileProduct){work->keys + at, HSq, 1, work->q, TILE, work->scores, TILE, false},
+            whole ? WHOLE : COLS_FROM, -diagonal);
+        if (!whole) mask(work->scores, keys, diagonal);
+        raise_references(&softmax, work->scores, columns, scale, work->out, HSp);
+        exponentials(&softmax, work->scores, columns, scale);
+        const Packed* probs = pack_scores_transposed(work->probs, work->scores, keys);
+        tile_product(rows, (int)HSp, (keys + STEP - 1) / STEP,
+                     (TileProduct){probs, 1, TILE, work->values + at, HSp, work->out, HSp, true},
+                     whole ? WHOLE : SUM_TO, diagonal);
     }
     for (int r = 0; r < rows; r++) {
-        const float inverse = 1.0f / sum[r];
+        const float inverse = 1.0f / softmax.sum[r];
         float* o = work->out + (size_t)r * HSp;
 #pragma omp simd
         for (size_t i = 0; i < HSp; i++) o[i] *= inverse;
-        if (lse != NULL) lse[r] = mul_add(max[r], head->scale, logf(sum[r]));
+        if (lse != NULL) {
+            lse[r] = mul_add(softmax.reference[r], 1.0f / LOG2_E, logf(softmax.sum[r]));
+        }
     }
 }
 
@@ -208,7 +247,8 @@ void attention_forward(Rows out, float* lse, Rows qkv, int B, int T, int C, int 
             }
             const int t = tile * TILE, rows = min_int(TILE, T - t);
             const size_t row = (size_t)b * (size_t)T + (size_t)t;
-            pack_left(work.q, q + (size_t)t * qkv.ld, qkv.ld, rows, HS, HSp);
+            pack_left(work.left, q + (size_t)t * qkv.ld, qkv.ld, rows, HS, HSp);
+            transpose(work.q, work.left, HSp / STEP);
             attend(&work, &head, true, lse + ((size_t)b * (size_t)NH + (size_t)h) * (size_t)T + t,
                    rows, t);
             unpack_rows(row_at(out, row) + (size_t)h * (size_t)HS, out.ld, work.out, rows, HS, HSp,
@@ -235,7 +275,8 @@ void attention_cached(Rows out, Rows qkv, floatX* k_cache, floatX* v_cache, int 
                            1.0f / sqrtf((float)HS)};
         ForwardWork work;
         cut_forward(&work, thread_scratch(), TILE, HSp);
-        pack_left(work.q, row_at(qkv, (size_t)first) + column, qkv.ld, rows, HS, HSp);
+        pack_left(work.left, row_at(qkv, (size_t)first) + column, qkv.ld, rows, HS, HSp);
+        transpose(work.q, work.left, HSp / STEP);
         attend(&work, &head, false, NULL, rows, first_pos + first);
         unpack_rows(row_at(out, (size_t)first) + column, out.ld, work.out, rows, HS, HSp, 1.0f);
     }
@@ -254,29 +295,19 @@ typedef struct {
     float scale;
 } BackwardHead;
 
-// One row: probs becomes exp(scale * score - lse) for its first `visible` keys, the rest 0, and
-// dscores, which holds dprobs, becomes probs * (dprobs - row_dot).
-static inline __attribute__((always_inline)) void probabilities_row(float* restrict probs,
-                                                                    float* restrict dscores,
-                                                                    float scale, float lse,
-                                                                    float row_dot, int visible) {
+// Row by row, probs becomes 2^(scale * score - lse), 0 where row r does not see the key (the first
+// visible + r are seen), and dscores, which holds dprobs, becomes probs * (dprobs - row_dot).
+static inline __attribute__((always_inline)) void
+probabilities(float* restrict probs, float* restrict dscores, float scale, const float* lse,
+              const float* row_dot, int rows, int visible) {
+    for (int r = 0; r < rows; r++, probs += TILE, dscores += TILE) {
+        const float log2_sum = lse[r] * LOG2_E, D = row_dot[r];
 #pragma omp simd
-    for (int j = 0; j < TILE; j++) {
-        float prob = j < visible ? fast_exp(mul_add(probs[j], scale, -lse)) : 0.0f;
-        probs[j] = prob;
-        dscores[j] = prob * (dscores[j] - row_dot);
-    }
-}
-
-// The rows of a tile; row 0 sees the first `visible` keys, each further row one more.
-static void probabilities(float* probs, float* dscores, float scale, const float* lse,
-                          const float* row_dot, int rows, int visible) {
-    for (int r = 0; r < rows; r++) {
-        float *p = probs + r * TILE, *d = dscores + r * TILE;
-        if (visible + r >= TILE) {
-            probabilities_row(p, d, scale, lse[r], row_dot[r], TILE);
-        } else {
-            probabilities_row(p, d, scale, lse[r], row_dot[r], visible + r);
+        for (int j = 0; j < TILE; j++) {
+            float prob = fast_exp2(mul_add(probs[j], scale, -log2_sum));
+            prob = j < visible + r ? prob : 0.0f;
+            probs[j] = prob;
+            dscores[j] = j < visible + r ? prob * (dscores[j] - D) : 0.0f;
         }
     }
 }
@@ -324,22 +355,36 @@ static void backward_keys(const BackwardWork* work, const BackwardHead* head, in
     for (int t = first; t < head->T; t += TILE) {
         const int rows = min_int(TILE, head->T - t), row_steps = (rows + STEP - 1) / STEP;
         const size_t at = (size_t)t * ldq;
-        const bool add = t > first;
-        tile_product(rows, TILE, HSq, work->q + at, ldq, 1, work->k_t, TILE, work->probs, TILE,
-                     false);
-        tile_product(rows, TILE, HSq, work->dout + at, ldq, 1, work->v_t, TILE, work->dscores, TILE,
-                     false);
-        probabilities(work->probs, work->dscores, head->scale, head->lse + t, work->row_dot + t,
-                      rows, t + 1 - first);
+        const bool whole = t > first;
+        tile_product(rows, TILE, HSq,
+                     (TileProduct){work->q + at, ldq, 1, work->k_t, TILE, work->probs, TILE, false},
+                     whole ? WHOLE : COLS_TO, 0);
+        tile_product(
+            rows, TILE, HSq,
+            (TileProduct){work->dout + at, ldq, 1, work->v_t, TILE, work->dscores, TILE, false},
+            whole ? WHOLE : COLS_TO, 0);
+        const float scale = head->scale * LOG2_E;
+        if (whole) {
+            probabilities(work->probs, work->dscores, scale, head->lse + t, work->row_dot + t, rows,
+                          TILE);
+        } else {
+            probabilities(work->probs, work->dscores, scale, head->lse + t, work->row_dot + t, rows,
+                          1);
+        }
         const Packed* probs_t = pack_scores_transposed(work->packed[0], work->probs, rows);
         const Packed* dscores_t = pack_scores_transposed(work->packed[1], work->dscores, rows);
         const Packed* dscores = pack_scores(work->packed[2], work->dscores, rows);
-        tile_product(keys, HSp, row_steps, probs_t, 1, TILE, work->dout_right + at, ld, work->dv,
-                     ld, add);
-        tile_product(keys, HSp, row_steps, dscores_t, 1, TILE, work->q_right + at, ld, work->dk, ld,
-                     add);
-        tile_product(rows, HSp, (keys + STEP - 1) / STEP, dscores, TILE / STEP, 1, k_right, ld,
-                     work->dq + (size_t)t * ld, ld, true);
+        tile_product(
+            keys, HSp, row_steps,
+            (TileProduct){probs_t, 1, TILE, work->dout_right + at, ld, work->dv, ld, whole},
+            whole ? WHOLE : SUM_FROM, 0);
+        tile_product(keys, HSp, row_steps,
+                     (TileProduct){dscores_t, 1, TILE, work->q_right + at, ld, work->dk, ld, whole},
+                     whole ? WHOLE : SUM_FROM, 0);
+        tile_product(rows, HSp, (keys + STEP - 1) / STEP,
+                     (TileProduct){dscores, TILE / STEP, 1, k_right, ld, work->dq + (size_t)t * ld,
+                                   ld, true},
+                     whole ? WHOLE : SUM_TO, 0);
     }
     const size_t out = (size_t)first * head->dqkv_ld;
     unpack_rows(head->dk + out, head->dqkv_ld, work->dk, keys, head->HS, ld, head->scale);
