@@ -326,15 +326,23 @@ static RunInfo describe(const Run* run, const PlanInput* input, const ParamTable
     return info;
 }
 
-static void allocate(Run* run, const PlanInput* input) {
+static void open_device(Run* run) {
     Error error = no_error;
+    CommOptions comm = options_comm(&run->options);
+    DeviceOptions device =
+        options_device(&run->options, run->comm->local_rank, run->comm->local_size);
+    device_init(&device, &error);
+    comm_agree(run->comm, &error);
+    watchdog_start(run->comm, run->options.comm_timeout);
+    run->comm = comm_attach_device(run->comm, &comm, &error);
+    comm_agree(run->comm, &error);
+}
+
+static void allocate(Run* run, const PlanInput* input) {
     const Options* o = &run->options;
     OpsShape ops_shape = plan_ops_shape(input);
     ZeroConfig zero_config = plan_zero_config(input);
-    CommOptions comm_options = options_comm(o);
     ops_init(&ops_shape, device_alloc(&run->ledger, "scratch"));
-    run->comm = comm_attach_device(run->comm, &comm_options, &error);
-    comm_agree(run->comm, &error);
     run->zero = zero_create(&zero_config, &run->model.table, run->comm, &run->ledger);
     gpt2_alloc(&run->model, &run->ledger);
     step_init(&run->step, &run->model, run->zero, &run->ledger);
@@ -536,6 +544,12 @@ static void sample(Run* run) {
     free(tokens);
 }
 
+static void report_health(Run* run) {
+    char text[80];
+    if (run->comm->rank == 0 && device_health(text, sizeof text))
+        report_note(&run->report, "gpu  %ld/%ld | %s", run->state.step, run->max_steps, text);
+}
+
 // Is something that happens every `every` steps due after step s, the last one included?
 static bool is_due(int every, long s, bool is_last) {
     return every > 0 && (s % every == 0 || is_last);
@@ -569,6 +583,7 @@ static Outcome train(Run* run) {
         }
         bool is_last = step == run->max_steps;
         bool stops = !is_last && (step == o->stop_at || run->signal != 0);
+        if (is_due(o->log_gpu_every, step, false)) report_health(run);
         if (writes && (is_last || stops || is_due(o->save_every, step, false)))
             saved = save(run, is_last || stops);
         if (run->has_val && is_due(o->val_every, step, is_last)) validate(run);
@@ -668,11 +683,7 @@ static bool prepare(Run* run, int argc, char** argv) {
 
     PlanInput input = plan_input(run);
     GPT2Shape shape = plan_gpt2_shape(&input);
-    if (!o->dry_run) {
-        DeviceOptions device = options_device(o, run->comm->local_rank, run->comm->local_size);
-        device_init(&device, &error);
-        comm_agree(run->comm, &error);
-    }
+    if (!o->dry_run) open_device(run);
     plan_ledger(&input, &run->ledger);
     gpt2_init(&run->model, &run->config, &shape);
     RunInfo info = describe(run, &input, &run->model.table);
@@ -680,7 +691,6 @@ static bool prepare(Run* run, int argc, char** argv) {
     if (o->dry_run) return false;
 
     signals_install();
-    watchdog_start(run->comm, o->comm_timeout);
     allocate(run, &input);
     load_weights(run);
     if (o->output_dir && !wants_prompt(o)) {

@@ -168,6 +168,29 @@ def products_other_ways(folder):
             assert abs(got / expected - 1) < 1e-2, (options, run.norms, plain.norms)
 
 
+FAKE_NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) { return *device = 0, !id[0]; }
+int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* mhz) { return *mhz = 1980, kind != 1; }
+int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) { return *milliwatts = 691500, 0; }
+int nvmlDeviceGetTemperature(void* device, int at, unsigned* celsius) { return *celsius = 61, at; }
+"""
+
+
+@case(built, ci_tier)
+def health_of_the_gpu(folder):
+    (folder / "nvml.c").write_text(FAKE_NVML)
+    library = folder / "libnvidia-ml.so.1"
+    cases.expect_works(cases.run("cc", "-shared", "-fPIC", "-o", library, folder / "nvml.c"))
+    run = works(train(folder / "out", "-lg", 2, LD_LIBRARY_PATH=folder))
+    expect_equal(re.findall(r"^gpu .*$", run.out, re.M), ["gpu  2/3 | SM clock 1980 MHz | 692 W | 61 C"])
+    if not Path("/dev/nvidiactl").exists():
+        missing = works(train(folder / "out", "-lg", 1, ranks=2))
+        assert len(our_lines(missing)) == 1 and "libnvidia-ml.so.1" in missing.err, missing.err
+    cpu = works(train(folder / "out", "-lg", 1, program=CPU_PROGRAM))
+    assert len(our_lines(cpu)) == 1 and "ignored" in cpu.err, cpu.err
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 

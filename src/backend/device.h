@@ -41,6 +41,10 @@ device_description(void); // "2 threads, AVX-512 BF16, oneDNN 2.6.3" | "NVIDIA H
 // Peak of matrix products in TFLOP/s for floatX, 0 where unknown (the CPU).
 double device_peak_tflops(void);
 
+// One line on clock, power and temperature of the device. False where they are not known: the CPU,
+// or no NVML (one warning).
+bool device_health(char* text, size_t size);
+
 // Allocates the ledger's line of that name, once, with exactly its bytes, at least 64-byte aligned
 // (CUDA: 256); zeroed, or NaN under ZERO_DEBUG=poison. A name that is not a line returns NULL (the
 // line was 0 bytes). Out of memory: one line with the plan, exit code 2.

@@ -213,6 +213,11 @@ double event_elapsed_ms(event_t begin, event_t end) {
 }
 void event_destroy(event_t event) { free(event); }
 void device_synchronize(void) {}
+bool device_health(char* text, size_t size) {
+    (void)text;
+    (void)size;
+    return false;
+}
 void device_on_wait(void (*poll)(void)) { (void)poll; }
 
 double now_seconds(void) {
