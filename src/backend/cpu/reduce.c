@@ -159,22 +159,26 @@ void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* source
     }
 }
 
+// In place and to a narrower type, elements [a, 2a) are written where [a/2, a) were read: ranges
+// that double, one after another, each by all threads.
 void convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t elems,
              stream_t stream) {
     (void)stream;
-    // In place and to a narrower type, a block is written over blocks before it: one thread, in
-    // order.
-    const bool in_order = dst == src && dst_dtype != src_dtype;
-#pragma omp parallel for schedule(static) if (!in_order)
-    for (size_t first = 0; first < elems; first += BLOCK) {
-        const size_t n = min_size(BLOCK, elems - first);
-        float buffer[BLOCK];
-        const float* values = buffer;
-        if (in_order) {
-            load_block(buffer, src, src_dtype, first, n);
-        } else {
-            values = floats_at(src, src_dtype, first, n, buffer);
+    const bool in_place = dst == src && dst_dtype != src_dtype;
+#pragma omp parallel
+    for (size_t from = 0, to = in_place ? BLOCK : elems; from < elems; from = to, to *= 2) {
+        const size_t end = min_size(to, elems);
+#pragma omp for schedule(static)
+        for (size_t first = from; first < end; first += BLOCK) {
+            const size_t n = min_size(BLOCK, elems - first);
+            float buffer[BLOCK];
+            const float* values = buffer;
+            if (in_place) { // the first block is written over itself
+                load_block(buffer, src, src_dtype, first, n);
+            } else {
+                values = floats_at(src, src_dtype, first, n, buffer);
+            }
+            store_block(dst, dst_dtype, first, values, n);
         }
-        store_block(dst, dst_dtype, first, values, n);
     }
 }
