@@ -33,6 +33,7 @@ typedef struct {
     bool local_sum;        // gradients are summed over micro-steps before they are reduced
     bool direct_blocks;    // blocks' gradients are written into the accumulators, no slot
     bool direct_embedding; // the same for unit E
+    DType accum_dtype;     // what the accumulators hold
     int weight_slots, grad_slots;
     size_t weight_elems, grad_elems, optimizer_elems; // of the three kinds of state
     size_t slot_elems;                                // of one slot: the largest block

@@ -30,14 +30,15 @@ Layout layout_of(const ZeroConfig* config, const Partition* partition) {
     layout.grad_elems = layout.grads_sharded ? shard : full;
     layout.optimizer_elems = layout.optimizer_sharded ? shard : full;
     // Exact mode computes each micro-batch's gradient into a slot of its own and adds it in
-    // canonical order; with one micro-batch in all there is nothing to add. Fast mode sums up
-    // locally where the rank has all accumulators. Kernels add to fp32 only.
-    const int num_micro_batches = config->world_size * config->grad_accum_steps;
-    const bool is_fp32 = config->accum_dtype == DTYPE_FP32;
+    // canonical order; with one micro-batch in all there is nothing to add, and the accumulators
+    // hold it as it is, in floatX (in part of the room planned for the type asked for). Fast mode
+    // sums up locally where the rank has all accumulators. Kernels add to fp32 only.
+    const bool one_term = config->exact && config->world_size * config->grad_accum_steps == 1;
+    layout.accum_dtype = one_term ? FLOATX_DTYPE : config->accum_dtype;
+    const bool is_fp32 = layout.accum_dtype == DTYPE_FP32;
     layout.local_sum = !config->exact && !layout.grads_sharded;
     layout.direct_blocks =
-        (layout.local_sum && (is_fp32 || config->grad_accum_steps == 1)) ||
-        (config->exact && num_micro_batches == 1 && config->accum_dtype == FLOATX_DTYPE);
+        one_term || (layout.local_sum && (is_fp32 || config->grad_accum_steps == 1));
     layout.direct_embedding = layout.direct_blocks && is_fp32;
     layout.grad_slots = layout.direct_blocks ? 0 : (int)min_size(GRAD_SLOTS, (size_t)blocks);
     layout.partials = shard / NORM_BLOCK;

@@ -87,6 +87,7 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     zero->published = create_events(units);
     if (!config->training) return zero;
 
+    zero->config.accum_dtype = layout->accum_dtype;
     zero->grads = comm->alloc(comm, ledger, "grads", COMM_EXPOSED);
     float* optimizer = device_alloc(ledger, "optimizer");
     const size_t optimizer_bytes =
