@@ -187,7 +187,7 @@ $(TESTS): $(BUILD)/test_%: $(BUILD)/dev/test/test_%.o $(TEST_SUPPORT) $(LIBRARY)
 	@$(LINK) $^ $(MPI_LIBS) $(LIBS) -o $@
 
 BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
-$(BENCHES): $(BUILD)/bench_%: $(BUILD)/dev/bench/bench_%.o $(LIBRARY)
+$(BENCHES): $(BUILD)/bench_%: $(BUILD)/dev/bench/bench_%.o $(LIBRARY) $(EMU_LIBRARY)
 	@echo "  link  $@"
 	@$(LINK) $^ $(MPI_LIBS) $(LIBS) -o $@
 
