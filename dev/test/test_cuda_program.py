@@ -361,5 +361,23 @@ def nvcc_builds(folder):
     return f"{len(variants)} builds"
 
 
+# ---- the script for a machine with a GPU ---------------------------------------------------------
+
+
+@case(built, ci_tier)
+def gpu_check(folder):
+    """Runs through without a GPU, with tiny sizes; and says so where there is none."""
+    result = cases.run("dev/gpu_check.sh", "--on-cpu", timeout=420, OUT=folder)
+    report = (folder / "report.txt").read_text()
+    assert result.returncode == 0, report[-2000:]
+    expect_equal(result.stdout, report)
+    parts = re.findall(r"^(ok|FAILED|skipped) ", report, re.M)
+    assert parts.count("ok") >= 9 and "FAILED" not in parts, report
+    assert re.search(r"^tiny +\d+ ", report, re.M) and "0 parts failed" in report, report
+    if not Path("/dev/nvidiactl").exists():
+        nothing = cases.expect_works(cases.run("dev/gpu_check.sh", OUT=folder / "none"))
+        assert "no GPU here" in nothing.stdout and not (folder / "none").exists(), nothing.stdout
+
+
 if __name__ == "__main__":
     cases.main()
