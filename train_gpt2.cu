@@ -82,6 +82,7 @@ static void start_ranks(Run* run, int argc, char** argv) {
     CommOptions comm_options = options_comm(o);
     run->comm = comm_open(&comm_options, &comm_error);
     if (!run->comm) error_exit(&comm_error);
+    watchdog_start(run->comm, o->comm_timeout);
     fault_init(run->comm->rank, &error);
     comm_agree(run->comm, &error);
     bool is_for_machines = o->prompt || o->prompt_tokens || o->json; // what goes to stdout
@@ -333,7 +334,6 @@ static void open_device(Run* run) {
         options_device(&run->options, run->comm->local_rank, run->comm->local_size);
     device_init(&device, &error);
     comm_agree(run->comm, &error);
-    watchdog_start(run->comm, run->options.comm_timeout);
     run->comm = comm_attach_device(run->comm, &comm, &error);
     comm_agree(run->comm, &error);
 }
@@ -706,6 +706,7 @@ static bool prepare(Run* run, int argc, char** argv) {
 int main(int argc, char** argv) {
     static Run run; // zeroed
     if (!prepare(&run, argc, argv)) {
+        watchdog_stop();
         run.comm->free(run.comm);
         return EXIT_FINISHED;
     }

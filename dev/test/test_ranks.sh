@@ -99,6 +99,8 @@ fault "skipped, stage 2" 5 '^error: rank 1 has not entered seq 38 [a-z_]+\((bloc
     env ZERO_FAULT=skip:rank=1:seq=38 "${three[@]}" "${trainer[@]}" -z 2
 fault "stopped, stage 3" 5 '^error: rank 2 has not entered seq [0-9]+ [a-z_]+.* step 3 micro 0; ranks 0,1 wait there for [2-4] s' \
     env ZERO_FAULT=stop:rank=2:step=3 "${three[@]}" "${trainer[@]}" -z 3
+fault "stopped at start" 5 '^error: rank 1 has not entered seq 2 message step 0 micro 0; ranks 0,2 wait there' \
+    env ZERO_FAULT=stop:rank=1:seq=2 "${three[@]}" "${trainer[@]}"
 if in_tier ci; then
     fault "skipped without data, stage 3" 5 '^error: rank 0 has not entered seq 40 ' \
         env ZERO_FAULT=skip:rank=0:seq=40 "${three[@]}" "${trainer[@]}" -z 3

@@ -85,7 +85,8 @@ bool fault_init(int rank, Error* error) {
     strcpy(text, given);
     fault.is_mine = true;
     char* rest = NULL;
-    if (!parse_kind(strtok_r(text, ":", &rest), error)) return false;
+    const char* kind = strtok_r(text, ":", &rest);
+    if (!parse_kind(kind ? kind : given, error)) return false;
     for (char* field; (field = strtok_r(NULL, ":", &rest)) != NULL;) {
         if (!parse_field(field, rank, error)) return false;
     }

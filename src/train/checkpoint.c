@@ -156,6 +156,7 @@ static bool verify_file(const char* path, const CheckpointFile* expected, Error*
                 break;
             }
             crc = crc32(crc, chunk, (uInt)n);
+            watchdog_tick();
         }
         free(chunk);
     }

@@ -15,6 +15,7 @@
 #include <zlib.h>
 #include "core/rng.h"
 #include "train/options.h"
+#include "train/watchdog.h"
 
 enum { HEADER_BYTES = 1024 };
 enum { CHUNK_BYTES = 1 << 20 };
@@ -229,6 +230,7 @@ bool dataloader_check(DataLoader* loader, Error* error) {
                 uint32_t token = token_at(chunk, shard->token_bytes, i);
                 if (token >= (uint32_t)V) ok = bad_token(shard, first + i, token, V, error);
             }
+            watchdog_tick();
         }
     }
     free(chunk);

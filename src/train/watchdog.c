@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "backend/comm/table.h"
@@ -10,8 +11,9 @@
 #define LOAD(word) __atomic_load_n(&(word), __ATOMIC_ACQUIRE)
 
 static struct {
-    Comm* comm;
-    int timeout_seconds;
+    CommTable* table; // NULL: not started
+    CommRecord* mine;
+    int world_size, timeout_seconds;
     bool is_running, stops;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -39,6 +41,34 @@ static void list_ranks(const CommTable* table, long seq, bool inside, char* text
     }
 }
 
+// Does process `pid` of this host stand still, by a signal or a debugger (proc(5): state T or t)?
+static bool is_stopped(int pid) {
+    char path[32], stat[400] = "";
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    FILE* file = fopen(path, "r");
+    if (!file) return false;
+    stat[fread(stat, 1, sizeof(stat) - 1, file)] = '\0';
+    fclose(file);
+    const char* name_end = strrchr(stat, ')');
+    return name_end && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+// All ranks of this host have entered what they wait in.
+NO_RETURN static void report_inside(CommTable* table, const char* entry, const char* ranks,
+                                    double seconds) {
+    for (int i = 0; i < table->num_records; i++) {
+        const CommRecord* record = &table->records[i];
+        if (!is_stopped(record->pid)) continue;
+        table_fail(table,
+                   "rank %d (process %d) is stopped inside %s; ranks %s are there for %.0f s",
+                   record->rank, record->pid, entry, ranks, seconds);
+    }
+    table_fail(table, "ranks %s wait in %s for %.0f s; %s", ranks, entry, seconds,
+               table->num_records < watchdog.world_size
+                   ? "the rank they wait for is on another host"
+                   : "all have come, and none goes on");
+}
+
 NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double seconds) {
     const long seq = waiting->seq;
     const CommRecord* missing = NULL;
@@ -49,11 +79,7 @@ NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double
     char entry[120], waiting_ranks[200];
     comm_entry_text(&waiting->history[seq % TABLE_HISTORY], entry, sizeof(entry));
     list_ranks(table, seq, true, waiting_ranks, sizeof(waiting_ranks));
-    if (!missing) {
-        table_fail(table,
-                   "ranks %s wait in %s for %.0f s; the rank they wait for is on another host",
-                   waiting_ranks, entry, seconds);
-    }
+    if (!missing) report_inside(table, entry, waiting_ranks, seconds);
     char doing[140] = "";
     if (missing->activity[0]) snprintf(doing, sizeof(doing), " (%s)", missing->activity);
     if (missing->seq > seq) {
@@ -67,8 +93,8 @@ NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double
 }
 
 static void look(void) {
-    CommTable* table = watchdog.comm->table;
-    const CommRecord* mine = table_record(watchdog.comm);
+    CommTable* table = watchdog.table;
+    const CommRecord* mine = watchdog.mine;
     if (!LOAD(mine->inside)) return;
     double entered;
     __atomic_load(&mine->entered, &entered, __ATOMIC_ACQUIRE);
@@ -95,7 +121,9 @@ static void* watch(void* unused) {
 
 void watchdog_start(Comm* comm, int timeout_seconds) {
     if (comm->world_size == 1) return; // nobody to wait for
-    watchdog.comm = comm;
+    watchdog.table = comm->table;
+    watchdog.mine = table_record(comm);
+    watchdog.world_size = comm->world_size;
     watchdog.timeout_seconds = comm->timeout_seconds = timeout_seconds;
     watchdog.stops = false;
     watchdog_activity("");
@@ -111,18 +139,17 @@ void watchdog_stop(void) {
     pthread_mutex_unlock(&watchdog.lock);
     pthread_join(watchdog.thread, NULL);
     watchdog.is_running = false;
-    watchdog.comm = NULL;
+    watchdog.table = NULL;
 }
 
 void watchdog_activity(const char* what) {
-    if (!watchdog.comm) return;
-    CommRecord* record = table_record(watchdog.comm);
-    snprintf(record->activity, sizeof(record->activity), "%s", what);
+    if (!watchdog.table) return;
+    snprintf(watchdog.mine->activity, sizeof(watchdog.mine->activity), "%s", what);
     watchdog_tick();
 }
 
 void watchdog_tick(void) {
-    if (!watchdog.comm) return;
+    if (!watchdog.table) return;
     double now = now_seconds();
-    __atomic_store(&table_record(watchdog.comm)->ticked, &now, __ATOMIC_RELEASE);
+    __atomic_store(&watchdog.mine->ticked, &now, __ATOMIC_RELEASE);
 }

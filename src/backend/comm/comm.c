@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/comm.h"
+#include "backend/comm/table.h"
 
 // ---- opening ------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ bool comm_all_ok(Comm* comm, Error* error) {
 }
 
 void comm_exit_all(const Comm* comm, const Error* error) {
-    fprintf(stderr, "error: %s\n", error->text);
+    if (table_may_report(comm->table)) fprintf(stderr, "error: %s\n", error->text);
     fflush(NULL);
     comm->abort(error->code);
     exit(error->code);

@@ -390,7 +390,7 @@ static void mpi_free(Comm* comm) {
     MpiComm* m = mpi(comm);
     mpi_free_memory(comm);
     if (m->staged) event_destroy(m->staged);
-    table_close(comm->table);
+    // comm->table stays: the watchdog looks at it for as long as the process lives.
     MPI_Comm_free(&m->host);
     MPI_Finalize();
     free(m);
@@ -407,6 +407,7 @@ static void open_table(MpiComm* m) {
     }
     MPICHECK(MPI_Barrier(m->host));
     table_record(comm)->rank = comm->rank;
+    table_record(comm)->pid = (int)getpid();
 }
 
 Comm* comm_mpi_create(bool shared_memory, Error* error) {

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,14 +42,6 @@ CommTable* table_create_private(void) {
     return table;
 }
 
-void table_close(CommTable* table) {
-    if (table->is_shared) {
-        munmap(table, table_bytes(table->num_records));
-    } else {
-        free(table);
-    }
-}
-
 static void sleep_seconds(double seconds) {
     struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     while (seconds > 0 && nanosleep(&left, &left) != 0) {
@@ -68,16 +59,20 @@ const char* comm_entry_text(const CommEntry* entry, char* text, size_t size) {
     return text;
 }
 
+bool table_may_report(CommTable* table) {
+    if (__atomic_exchange_n(&table->reported, 1, __ATOMIC_ACQ_REL) == 0) return true;
+    sleep_seconds(1.0);
+    return false;
+}
+
 void table_fail(CommTable* table, const char* fmt, ...) {
-    if (__atomic_exchange_n(&table->reported, 1, __ATOMIC_ACQ_REL) == 0) {
+    if (table_may_report(table)) {
         char text[1000];
         va_list args;
         va_start(args, fmt);
         vsnprintf(text, sizeof(text), fmt, args);
         va_end(args);
         fprintf(stderr, "error: %s\n", text);
-    } else {
-        sleep_seconds(1.0); // let the line out before the launcher ends everybody
     }
     _exit(EXIT_COMM);
 }

@@ -27,6 +27,7 @@ typedef struct {
 
 typedef struct {
     int rank; // of all ranks
+    int pid;
     // Written by the rank itself, read by the others at any moment.
     long seq;                         // collectives entered
     int inside;                       // in the collective `seq` now
@@ -54,7 +55,6 @@ struct CommTable {
 size_t table_bytes(int local_size);
 CommTable* table_create_private(void); // of one rank
 void table_init(CommTable* table, int local_size, bool is_shared);
-void table_close(CommTable* table);
 
 static inline CommRecord* table_record(Comm* comm) { // this rank's
     return &comm->table->records[comm->table->is_shared ? comm->local_rank : 0];
@@ -78,7 +78,11 @@ void table_compare_entries(CommTable* table, const CommEntry* entries, int count
 // "seq 37 reduce_scatter(block 1) step 3 micro 0"
 const char* comm_entry_text(const CommEntry* entry, char* text, size_t size);
 
-// Prints one line unless a rank of this host has done so. Ends this process with EXIT_COMM.
+// True for the first rank of this host that asks: it prints what ends the run. The others wait a
+// moment, so that its line is out before the launcher ends everybody.
+bool table_may_report(CommTable* table);
+
+// Prints one line if table_may_report. Ends this process with EXIT_COMM.
 NO_RETURN void table_fail(CommTable* table, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 #ifdef __cplusplus
