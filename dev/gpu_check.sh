@@ -182,8 +182,8 @@ fi
 
 # ---- fast? -----------------------------------------------------------------------------------------
 
-part "kernels against measured peaks" 60 "$build/bench_kernels" $($on_cpu && echo tiny)
-sed -n '/./p' "$work/part" >>"$report"
+part "kernels against measured peaks" 60 "$build/bench_kernels" $($on_cpu && echo tiny) &&
+    tee -a "$report" <"$work/part"
 
 # Dense bf16 peak of the chip in TFLOP/s where it is known by name; else the program's own estimate.
 peak=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | grep -qE 'H100|H200' && echo 989)

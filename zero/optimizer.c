@@ -47,8 +47,8 @@ static void fill_own_message(Zero* zero, const double* micro_losses, int signal)
     event_wait(zero->reduced, STREAM_COMPUTE);
     char* message = zero->own_message;
     double* partials = message_partials(zero, message);
-    device_download(message_losses(message), micro_losses,
-                    sizeof(double) * (size_t)zero->config.grad_accum_steps);
+    device_copy(message_losses(message), micro_losses,
+                sizeof(double) * (size_t)zero->config.grad_accum_steps, STREAM_COMPUTE);
     device_download(partials, zero->partials, sizeof(double) * zero->layout.partials);
 
     MessageHead* head = (MessageHead*)message;
