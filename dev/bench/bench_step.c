@@ -143,7 +143,7 @@ typedef struct {
 
 static void trainer_open(Trainer* t, int B, int T) {
     Error error = {0, ""};
-    const CommOptions comm_options = {"self", 0};
+    const CommOptions comm_options = {.kind = "self"};
     memset(t, 0, sizeof *t);
     t->config = (GPT2Config){.L = 12, .NH = 12, .C = 768, .V = 50257, .T = 1024};
     t->B = B;
@@ -219,7 +219,7 @@ static StepTimes run_step(Trainer* t, long number) {
 
 // ---- memory bandwidth ---------------------------------------------------------------------------
 
-enum { TRIAD_ELEMS = 32 << 20 }; // 128 MiB each of three arrays
+enum { TRIAD_ELEMS = 16 << 20 }; // 64 MiB each of three arrays: beyond the caches
 
 // Seconds of one pass of a = b + 3 c.
 static double run_triad(float* arrays) {
