@@ -78,8 +78,15 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     zero->weights = one_copy || exposed ? comm->alloc(comm, ledger, "weights",
                                                       one_copy ? COMM_ONE_COPY : COMM_EXPOSED)
                                         : device_alloc(ledger, "weights");
-    // Padding of weights and masters is zero for ever; that of gradients is never read.
-    device_fill(zero->weights, 0, layout->weight_elems * sizeof(floatX), STREAM_COMPUTE);
+    // Padding of weights and masters is zero for ever; that of gradients is never read. Of one copy
+    // each rank clears its own part: another rank may already have written its weights.
+    if (one_copy) {
+        for (int u = 0; u < zero->partition.num_units; u++)
+            device_fill(own_weights(zero, u), 0, zero_unit(zero, u)->shard_elems * sizeof(floatX),
+                        STREAM_COMPUTE);
+    } else {
+        device_fill(zero->weights, 0, layout->weight_elems * sizeof(floatX), STREAM_COMPUTE);
+    }
     create_weight_slots(zero, ledger);
     comm->alloc(comm, ledger, "exchange", COMM_STAGING);
     const int units = zero->partition.num_units;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/comm.h"
 #include "core/fault.h"
@@ -487,6 +488,44 @@ static void test_write(int stage) {
     test_report("write, read, publish, hash, stage %d", stage);
 }
 
+static void* (*real_alloc)(Comm*, Ledger*, const char*, CommMemory);
+
+// The last rank is late between taking memory and what it does with it first.
+static void* late_alloc(Comm* c, Ledger* ledger, const char* name, CommMemory memory) {
+    void* taken = real_alloc(c, ledger, name, memory);
+    if (c->rank == c->world_size - 1) usleep(20 * 1000);
+    return taken;
+}
+
+// Without training nothing but zero_publish makes the ranks meet.
+static void test_late_without_training(int stage) {
+    Run run = {.config = {.stage = stage,
+                          .exact = true,
+                          .grad_accum_steps = 1,
+                          .world_size = comm->world_size,
+                          .rank = comm->rank}};
+    zero_plan(&run.config, &table, &run.ledger);
+    real_alloc = comm->alloc;
+    comm->alloc = late_alloc;
+    run.zero = zero_create(&run.config, &table, comm, &run.ledger);
+    comm->alloc = real_alloc;
+    zero_init_weights(run.zero, gpt2_init_range, SEED);
+    float* values = checked_malloc(table.num_params * sizeof(float));
+    for (int t = 0; t < table.num_tensors; t++) {
+        const TensorSpec* spec = &table.tensors[t];
+        const floatX* weights = zero_gather(run.zero, spec->unit) + spec->unit_offset;
+        gpt2_init_range(values, &table, t, 0, spec->elems, SEED);
+        size_t wrong = 0;
+        for (size_t i = 0; i < spec->elems; i++)
+            wrong += to_float(weights[i]) != to_float(to_floatX(values[i]));
+        EXPECT(wrong == 0, "%zu weights of %s are not those written", wrong, spec->name);
+        zero_release(run.zero, spec->unit);
+    }
+    free(values);
+    run_close(&run);
+    test_report("a late rank, without training, stage %d", stage);
+}
+
 // ---- main ---------------------------------------------------------------------------------------
 
 static void test_model(const char* model) {
@@ -515,6 +554,7 @@ static void test_model(const char* model) {
         test_nan(stage, false);
         test_message(stage);
         test_write(stage);
+        test_late_without_training(stage);
     }
     param_table_free(&table);
 }
