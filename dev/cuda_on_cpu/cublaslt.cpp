@@ -481,6 +481,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     o.layout_d = layout_of(dd);
     cublasStatus_t status = check_layouts(mm, o.layout_a, o.layout_b, o.layout_c, o.layout_d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (emu::settings().late_refusal && mm.epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     o.a = static_cast<const char*>(A);
     o.b = static_cast<const char*>(B);
     o.c = static_cast<const char*>(C);

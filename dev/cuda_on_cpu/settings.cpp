@@ -79,7 +79,8 @@ void read_variable(Settings* s, const char* name, const char* value) {
         s->profile = read_flag(name, value);
     else if (is("NO_EPILOGUES")) {
         s->no_products = strcmp(value, "all") == 0;
-        s->no_epilogues = s->no_products || read_flag(name, value);
+        s->late_refusal = strcmp(value, "late") == 0;
+        s->no_epilogues = s->no_products || (!s->late_refusal && read_flag(name, value));
     } else if (is("LIST_EDGES"))
         s->list_edges = read_flag(name, value);
     else if (is("DROP_WAIT"))

@@ -23,6 +23,7 @@ struct Settings {
     long drop_edge = 0;        // ignore every wait of the i-th pair (event, waiting stream)
     bool no_epilogues = false; // cublasLt has no algorithm for fused epilogues
     bool no_products = false;  // nor for anything else
+    bool late_refusal = false; // it has, and cublasLtMatmul does not take it
     bool list_edges = false;
     bool profile = false;
 };

@@ -161,11 +161,14 @@ def products_other_ways(folder):
     for options, environment in (
         (("-ge", 2), {}),
         (("-ge", 2), {"CUDA_ON_CPU_NO_EPILOGUES": 1}),
+        (("-ge", 2), {"CUDA_ON_CPU_NO_EPILOGUES": "late"}),
         (("-f", 1), {"CUDA_ON_CPU_NO_EPILOGUES": "all"}),
     ):
         run = works(train(folder / "other", *options, **environment))
         for got, expected in zip(run.norms, plain.norms):
             assert abs(got / expected - 1) < 1e-2, (options, run.norms, plain.norms)
+        is_late = "late" in environment.values()
+        assert ("cuBLASLt refuses" in run.err) == is_late, run.err
 
 
 FAKE_NVML = """

@@ -89,8 +89,12 @@ bool device_init(const DeviceOptions* options, Error* error) {
                          ordinal, p->name, p->major, p->minor);
     }
     CUDACHECK(cudaDeviceGetAttribute(&device.clock_khz, cudaDevAttrClockRate, ordinal));
-    for (cudaStream_t& stream : device.streams) {
-        CUDACHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    // Communication first: its few blocks must not wait behind a grid that fills the GPU.
+    int least, greatest;
+    CUDACHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    for (int i = 0; i < NUM_STREAMS; i++) {
+        CUDACHECK(cudaStreamCreateWithPriority(&device.streams[i], cudaStreamNonBlocking,
+                                               i == STREAM_COMM ? greatest : least));
     }
     for (Staging& s : device.staging) {
         CUDACHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));

@@ -159,7 +159,8 @@ void plan_choose_algorithm(Plan* plan) {
         cublasLtMatmulAlgoGetHeuristic(matmul.handle, plan->desc, plan->a, plan->b, plan->d,
                                        plan->d, preference, 1, &result, &found);
     CUBLASCHECK(cublasLtMatmulPreferenceDestroy(preference));
-    plan->is_found = status == CUBLAS_STATUS_SUCCESS && found > 0;
+    plan->is_found =
+        status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
     plan->algorithm = result.algo;
 }
 
@@ -189,9 +190,18 @@ bool run(const Product& p) {
     if (!plan->is_found) return false;
     set_pointers(plan->desc, p);
     float alpha = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
-    CUBLASCHECK(cublasLtMatmul(matmul.handle, plan->desc, &alpha, p.a, plan->a, p.b, plan->b, &beta,
-                               p.d, plan->d, p.d, plan->d, &plan->algorithm, matmul.workspace,
-                               MATMUL_WORKSPACE_BYTES, compute_stream()));
+    cublasStatus_t status = cublasLtMatmul(
+        matmul.handle, plan->desc, &alpha, p.a, plan->a, p.b, plan->b, &beta, p.d, plan->d, p.d,
+        plan->d, &plan->algorithm, matmul.workspace, MATMUL_WORKSPACE_BYTES, compute_stream());
+    // The library checks more here than where it proposed the algorithm.
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+        warn("cuBLASLt refuses a product of m %d, n %d, k %d, epilogue %d, that it has proposed an "
+             "algorithm for (%s): done in another way",
+             p.m, p.n, p.k, (int)p.epilogue, cublasLtGetStatusString(status));
+        plan->is_found = false;
+        return false;
+    }
+    CUBLASCHECK(status);
     return true;
 }
 
