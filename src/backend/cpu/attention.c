@@ -13,8 +13,6 @@
 
 #include "backend/cpu/attention_tiles.h"
 
-static const float LOG2_E = 1.44269504f;
-
 // Head size in tiles, so that kernels see whole vectors; the columns added are zero.
 static size_t padded_head(int C, int NH) { return round_up((size_t)(C / NH), 16); }
 
