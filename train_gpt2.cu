@@ -703,17 +703,26 @@ static bool prepare(Run* run, int argc, char** argv) {
     return true;
 }
 
+// An answer that did not reach stdout, because of a full disk say, is no success.
+static int finish_answer(const Run* run) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return EXIT_FINISHED;
+    if (run->comm->rank == 0) fprintf(stderr, "error: stdout: cannot be written\n");
+    return EXIT_FILE_IO;
+}
+
 int main(int argc, char** argv) {
     static Run run; // zeroed
     if (!prepare(&run, argc, argv)) {
+        const int exit_code = finish_answer(&run);
         watchdog_stop();
         run.comm->free(run.comm);
-        return EXIT_FINISHED;
+        return exit_code;
     }
     Options* o = &run.options;
     Outcome end = outcome("finished", EXIT_FINISHED);
     if (wants_prompt(o)) {
         continue_prompt(&run);
+        end.exit_code = finish_answer(&run);
     } else {
         if (run.has_val && !run.is_resumed) validate(&run);
         if (run.max_steps == 0 && run.has_hellaswag) answer_hellaswag(&run);

@@ -629,6 +629,14 @@ def bad_options(folder):
     refused(run("-e", TINY), 2, "python3 data/tinyshakespeare.py", "-i FILE")
     expect_equal(run("-e", TINY, "-i", "two\nlines").err, "error: -i two?lines: no such file\n")
     refused(train("/proc/nowhere"), 2, "/proc/nowhere")
+    with open("/dev/full", "w") as full:
+        for question in (["--version"], ["--plan", "-e", "d6", "--json"]):
+            command = [str(TRAINER), *question]
+            lost = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+            expect_equal((lost.returncode, lost.stderr), (4, b"error: stdout: cannot be written\n"))
+    os.mkfifo(DATA / "fifo.bin")
+    big = "L=1,NH=1,C=8,V=300,T=16"
+    refused(run("-i", TRAIN, "-e", big, "--tokenizer", DATA / "fifo.bin"), 2, "fifo.bin", "regular")
     for flag in ("--help", "--version"):
         result = works(run(flag))
         assert result.out and not result.err, result.err

@@ -82,6 +82,8 @@ void generate(Step* step, const Sampling* sampling, int* tokens, int num_prompt,
             rng_uniform(sampling->seed, RNG_SAMPLE + (uint64_t)sampling->step, (uint64_t)known);
         tokens[known] =
             sample_token(step->logits_row, V, sampling->temperature, sampling->top_k, u, scratch);
+        if (!isfinite(step->logits_row[tokens[known]]) && known == num_prompt)
+            warn("the model's logits are not finite: what it generates means nothing");
         if (on_token) on_token(tokens[known], context);
     }
     free(scratch);

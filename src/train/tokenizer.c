@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAGIC = 20240328, HEADER_BYTES = 1024, MAX_TOKENS = 1 << 24 };
@@ -75,6 +76,9 @@ bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* train_da
              "python3 data/tokenizer.py makes it; or --tokenizer FILE");
         return true;
     }
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) // a FIFO would block
+        return error_set(error, EXIT_USAGE, "%s: is not a regular file", path);
     FILE* file = fopen(path, "rb");
     if (!file)
         return error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
