@@ -92,7 +92,9 @@ includes() { echo "#include <$1>" | gcc -I"$cuda_home/include" -E -x c - >/dev/n
 
 say "$(date -u '+%F %T') UTC, version $(git describe --always --dirty 2>/dev/null || echo unknown)"
 mpi=0
-$on_cpu || includes nccl.h && command -v mpicc mpirun >/dev/null && mpi=1
+if mpicc --showme:version >/dev/null 2>&1 && command -v mpirun >/dev/null; then
+    if $on_cpu || includes nccl.h; then mpi=1; fi
+fi
 dnnl=0
 includes dnnl.h && dnnl=1
 if $on_cpu; then
