@@ -128,25 +128,26 @@ static void mask(float* scores, int keys, int diagonal) {
 static void raise_references(Softmax* softmax, const float* restrict scores, int n, float scale,
                              float* out, size_t HSp) {
     float largest[TILE], decay[TILE];
+    for (int j = 0; j < n; j++) largest[j] = -INFINITY;
+    for (int k = 0; k < TILE; k += 4) {
+        const float* s = scores + k * TILE;
 #pragma omp simd
-    for (int j = 0; j < n; j++) {
-        float max = -INFINITY;
-        for (int k = 0; k < TILE; k += 4) { // four at a time, for a shorter chain
-            const float* s = scores + k * TILE + j;
-            max = max_float(
-                max, max_float(max_float(s[0], s[TILE]), max_float(s[2 * TILE], s[3 * TILE])));
+        for (int j = 0; j < n; j++) {
+            const float first = max_float(s[j], s[TILE + j]);
+            const float second = max_float(s[2 * TILE + j], s[3 * TILE + j]);
+            largest[j] = max_float(largest[j], max_float(first, second));
         }
-        largest[j] = max * scale;
     }
-    float above = 0.0f;
-#pragma omp simd reduction(max : above)
+    int raised = 0;
+#pragma omp simd reduction(| : raised)
     for (int j = 0; j < n; j++) {
-        const float old = softmax->reference[j], excess = largest[j] - old;
-        softmax->reference[j] = excess > SLACK ? largest[j] : old;
+        const float old = softmax->reference[j], highest = largest[j] * scale;
+        const float excess = highest - old;
+        softmax->reference[j] = excess > SLACK ? highest : old;
         decay[j] = old - softmax->reference[j];
-        above = excess > above ? excess : above;
+        raised |= excess > SLACK;
     }
-    if (above <= SLACK) return;
+    if (!raised) return;
     for (int j = 0; j < n; j++) {
         if (decay[j] == 0.0f) continue;
         const float factor = fast_exp2(decay[j]);
@@ -159,16 +160,16 @@ static void raise_references(Softmax* softmax, const float* restrict scores, int
 
 // scores (TILE, TILE) of n queries become 2^(scale * score - reference).
 static void exponentials(Softmax* softmax, float* restrict scores, int n, float scale) {
+    for (int k = 0; k < TILE; k += 2, scores += 2 * TILE) {
 #pragma omp simd
-    for (int j = 0; j < n; j++) {
-        const float reference = softmax->reference[j];
-        float sum = softmax->sum[j];
-        for (int k = 0; k < TILE; k++) {
-            const float power = fast_exp2(mul_add(scores[k * TILE + j], scale, -reference));
-            scores[k * TILE + j] = power;
-            sum += power;
+        for (int j = 0; j < n; j++) {
+            const float reference = softmax->reference[j];
+            const float first = fast_exp2(mul_add(scores[j], scale, -reference));
+            const float second = fast_exp2(mul_add(scores[TILE + j], scale, -reference));
+            scores[j] = first;
+            scores[TILE + j] = second;
+            softmax->sum[j] += first + second;
         }
-        softmax->sum[j] = sum;
     }
 }
 
