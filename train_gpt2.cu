@@ -18,6 +18,7 @@
 
 #include "backend/comm.h"
 #include "core/fault.h"
+#include "core/rng.h"
 #include "gpt2/gpt2.h"
 #include "train/checkpoint.h"
 #include "train/dataloader.h"
@@ -268,13 +269,6 @@ static void set_state(Run* run) {
     run->schedule = schedule;
 }
 
-// Every rank must have been given the same run.
-static void compare_ranks(Run* run) {
-    Error error = no_error;
-    comm_check_same(run->comm, state_hash(&run->state), "the run's settings", &error);
-    comm_agree(run->comm, &error);
-}
-
 // ---- memory -------------------------------------------------------------------------------------
 
 static PlanInput plan_input(const Run* run) {
@@ -289,6 +283,25 @@ static PlanInput plan_input(const Run* run) {
                        device_threads(o->threads, alone ? ranks : comm->local_size),
                        o->zero_stage};
     return input;
+}
+
+// Every rank must have been given the same run: settings, sharding, and when all of them evaluate,
+// sample and save.
+static void compare_ranks(Run* run, const PlanInput* input) {
+    Error error = no_error;
+    const Options* o = &run->options;
+    const ZeroConfig zero = plan_zero_config(input);
+    const long turns[] = {o->stop_at,    o->val_every,       o->val_max_batches,
+                          o->save_every, o->sample_every,    o->sample_tokens,
+                          o->hellaswag,  o->skip_loss_z > 0, o->skip_grad_z > 0};
+    ParamTable table;
+    gpt2_param_table(&table, &run->config);
+    uint64_t hash = mix64(state_hash(&run->state) + zero_config_hash(&zero, &table));
+    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++)
+        hash = mix64(hash + (uint64_t)turns[i]);
+    param_table_free(&table);
+    comm_check_same(run->comm, hash, "the run's settings", &error);
+    comm_agree(run->comm, &error);
 }
 
 static RunInfo describe(const Run* run, const PlanInput* input, const ParamTable* table) {
@@ -671,7 +684,8 @@ static bool prepare(Run* run, int argc, char** argv) {
         return false;
     }
     set_state(run);
-    compare_ranks(run);
+    PlanInput input = plan_input(run);
+    compare_ranks(run, &input);
     bool stops_early = o->stop_at && o->stop_at < run->max_steps;
     long last_step = stops_early ? o->stop_at : run->max_steps;
     if (run->is_resumed && run->state.step >= last_step) {
@@ -681,7 +695,6 @@ static bool prepare(Run* run, int argc, char** argv) {
         return false;
     }
 
-    PlanInput input = plan_input(run);
     GPT2Shape shape = plan_gpt2_shape(&input);
     if (!o->dry_run) open_device(run);
     plan_ledger(&input, &run->ledger);

@@ -724,6 +724,15 @@ def communication_failures(folder):
     assert any("rank 1" in line for line in result.ours()), result.err
 
 
+@case(trainer, mpirun)
+def ranks_of_different_runs(folder):
+    options = f"-e {TINY} -i {DATA}/even_train_0.bin -t 32 -b 1 -d 128 -x 2 -s 0".split()
+    for more in (["-z", "1"], ["-l", "1e-3"], ["-s", "1"], ["--reduce", "fast"]):
+        command = ["mpirun", "-np", "1", TRAINER, *options, ":", "-np", "1", TRAINER, *options]
+        done = cases.run(*command, *more)
+        assert done.returncode == 2 and "on rank 1 differ from" in done.stderr, (more, done.stderr)
+
+
 @case(trainer)
 def full_disks(folder):
     def limit():
