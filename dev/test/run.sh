@@ -129,7 +129,8 @@ job full "fuzz" 1500 dev/fuzz/run.sh 300
 # ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
 
 build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
-build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang && ops cuda_on_cpu-bf16-clang-santhread ci random:2
+build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang &&
+    TEST_SMALL=1 ops cuda_on_cpu-bf16-clang-santhread ci random:2
 for order in forward reverse; do
     build full BACKEND=cuda_on_cpu PRECISION=fp16 && ops cuda_on_cpu-fp16 full $order
 done
