@@ -52,7 +52,7 @@ class GPT2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = functional.linear(self.ln_f(x), self.wte.weight)
-        return functional.cross_entropy(logits.view(-1, PADDED), targets.view(-1))
+        return functional.cross_entropy(logits.view(-1, PADDED), targets.reshape(-1))
 
 
 def main():
