@@ -517,6 +517,9 @@ static void test_attentions(void) {
     test_attention_backward(&some, DATA_SPREAD, 2, 1);
     test_attention_forward(&some, DATA_RANDOM, 2, 2); // scores of some 10: a few keys take it all
     test_attention_backward(&some, DATA_RANDOM, 2, 2);
+    // The largest score grows from tile to tile: what was summed before is scaled to it.
+    Heads longer = {1, 200, 2 * 20, 2};
+    test_attention_forward(&longer, DATA_RANDOM, 4, 1);
     // Scores of some 1e5, which overflow exp if the largest is not taken off first: the softmax
     // is 1 at one key. Their rounding errors are far below the distance to the next key.
     test_attention_forward(&some, DATA_SPREAD, 1000, 0);
