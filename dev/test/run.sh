@@ -6,7 +6,8 @@
 #   full    everything, no limit
 #
 # A test is a program or a script that prints a line per case and "N passed, N failed, N skipped" last.
-# Its output is kept in build/test/. The last line here is the sum over all tests.
+# Its output is kept in build/test/. The tests of the CUDA sources, which use one core, run beside the
+# others. The last line is the sum over all tests.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -14,10 +15,11 @@ tier=${1:-quick}
 case $tier in quick | ci | full) ;; *) echo "usage: $0 quick|ci|full" >&2; exit 2 ;; esac
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+export ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=$PWD/dev/lsan.supp
 export TEST_TIER=$tier
 logs=build/test
 mkdir -p $logs
-passed=0 failed=0 skipped=0
+: >$logs/counts
 begin=$SECONDS
 
 # in_tier TIER: is a test of that tier part of this run?
@@ -29,9 +31,9 @@ in_tier() {
     esac
 }
 
-# job TIER NAME SECONDS COMMAND...: runs one test and adds its counts.
+# job TIER NAME SECONDS COMMAND...: runs one test and books its counts.
 job() {
-    local job_tier=$1 name=$2 limit=$3 started=$SECONDS log=$logs/${2//[ \/]/_}.log rc counts p f s
+    local job_tier=$1 name=$2 limit=$3 started=$SECONDS log=$logs/${2//[ \/,]/_}.log rc counts p f s
     shift 3
     in_tier "$job_tier" || return 0
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
@@ -41,13 +43,13 @@ job() {
     s=${s:-0}
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
     if [ $rc -eq 0 ] && [ -z "$counts" ]; then p=1; fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$p $f $s" >>$logs/counts
     if [ "$f" -gt 0 ]; then
-        printf 'FAILED %-44s %4d failed, %d passed in %d s, exit %d: %s\n' "$name" "$f" "$p" \
+        printf 'FAILED %-48s %4d failed, %d passed in %d s, exit %d: %s\n' "$name" "$f" "$p" \
             $((SECONDS - started)) $rc "$log"
-        grep -vE '^(ok|skip) ' "$log" | tail -n 15 | sed 's/^/       | /'
+        grep -vE '^(ok|skip) ' "$log" | tail -n 15 | cut -c1-200 | sed 's/^/       | /'
     else
-        printf 'ok     %-44s %4d passed%s in %d s\n' "$name" "$p" \
+        printf 'ok     %-48s %4d passed%s in %d s\n' "$name" "$p" \
             "$([ "$s" -gt 0 ] && echo ", $s skipped")" $((SECONDS - started))
         grep -E '^skip ' "$log" | sed 's/^/       | /' | head -n 5
     fi
@@ -55,32 +57,31 @@ job() {
 
 # build TIER VARIABLE=VALUE...: the tests and programs of one variant; a failure counts as one.
 build() {
-    local build_tier=$1
+    local build_tier=$1 log=$logs/build_${*//[ =\/]/_}.log
     shift
     in_tier "$build_tier" || return 1
-    if ! make -s -j"$(nproc)" WERROR=1 "$@" tests >$logs/build.log 2>&1; then
-        failed=$((failed + 1))
-        echo "FAILED build ${*:-(default)}"
-        grep -E 'error|warning' $logs/build.log | head -n 10 | sed 's/^/       | /'
-        return 1
-    fi
+    make -s -j"$(nproc)" WERROR=1 "$@" tests >"${log// /_}" 2>&1 && return 0
+    echo "0 1 0" >>$logs/counts
+    echo "FAILED build ${*:-(default)}"
+    grep -E 'error|warning' "${log// /_}" | head -n 10 | sed 's/^/       | /'
+    return 1
 }
 
-# unit VARIANT TIER [ENVIRONMENT...]: every C test program of a built variant.
+# unit VARIANT TIER [NAME=VALUE...]: every C test program of a built variant.
 unit() {
-    local variant=$1 unit_tier=$2 program
+    local variant=$1 unit_tier=$2 source name
     shift 2
-    for program in build/"$variant"/test_*; do
-        [ -x "$program" ] && [ ! -d "$program" ] || continue
-        case $program in *.d | *.o) continue ;; esac
-        job "$unit_tier" "$variant $(basename "$program")" 300 env "$@" "$program"
+    for source in test_gpt2.cu dev/test/test_*.c; do
+        name=$(basename "${source%.*}")
+        job "$unit_tier" "$variant $name" 300 env "$@" "build/$variant/$name"
     done
 }
 
 # ops VARIANT TIER ORDER: the tests of the operations, of CUDA sources on the CPU.
 ops() {
-    for program in test_ops test_shard_ops; do
-        job "$2" "$1 $program $3" 600 env CUDA_ON_CPU_ORDER="$3" CUDA_ON_CPU_POISON=1 build/"$1"/$program
+    local name
+    for name in test_ops test_shard_ops; do
+        job "$2" "$1 $name $3" 900 env CUDA_ON_CPU_ORDER="$3" CUDA_ON_CPU_POISON=1 "build/$1/$name"
     done
 }
 
@@ -89,56 +90,72 @@ python_with_numpy() {
     if [ $tier != quick ] && [ ! -x build/venv/bin/python3 ]; then
         python3 -m venv build/venv && build/venv/bin/pip install -q -r data/requirements.txt
     fi >$logs/venv.log 2>&1
-    [ -x build/venv/bin/python3 ] && echo build/venv/bin/python3 || echo python3
+    if [ -x build/venv/bin/python3 ]; then echo build/venv/bin/python3; else echo python3; fi
 }
 
-# ---- quick ----------------------------------------------------------------------------------------
+# ---- the CPU program ------------------------------------------------------------------------------
 
-job quick "lint" 120 dev/lint.sh
-build quick PRECISION=fp32 && unit cpu-fp32 quick
-build quick PRECISION=bf16 && unit cpu-bf16 quick
-for ranks in 2 3; do
-    job quick "cpu-fp32 test_gpt2, $ranks ranks" 120 mpirun -np $ranks build/cpu-fp32/test_gpt2
-done
-job ci "cpu-bf16 test_gpt2, 4 ranks" 120 mpirun -np 4 build/cpu-bf16/test_gpt2
-export TRAINER=$PWD/build/cpu-fp32/train_gpt2
-job quick "contract" 300 dev/test/test_contract.py
-job quick "resume" $([ $tier = full ] && echo 3600 || echo 400) dev/test/test_resume.py
-job quick "ranks" 300 dev/test/test_ranks.sh build/cpu-fp32
-job ci "ranks, bf16" 600 dev/test/test_ranks.sh build/cpu-bf16
-job quick "learning" 200 dev/test/test_learning.py
-job quick "recipes" 200 python3 dev/test/test_recipes.py
+cpu_tests() {
+    local python ranks
+    job quick "lint" 120 dev/lint.sh
+    build quick PRECISION=fp32 && unit cpu-fp32 quick
+    build quick PRECISION=bf16 && unit cpu-bf16 quick
+    for ranks in 2 3; do
+        job quick "cpu-fp32 test_gpt2, $ranks ranks" 120 mpirun -np $ranks build/cpu-fp32/test_gpt2
+    done
+    job ci "cpu-bf16 test_gpt2, 4 ranks" 120 mpirun -np 4 build/cpu-bf16/test_gpt2
 
-# ---- ci: other builds, sanitizers, data -------------------------------------------------------------
+    export TRAINER=$PWD/build/cpu-fp32/train_gpt2
+    python=$(python_with_numpy)
+    job quick "contract" 400 dev/test/test_contract.py
+    job quick "resume" $([ $tier = full ] && echo 3600 || echo 600) dev/test/test_resume.py
+    job quick "ranks" 300 dev/test/test_ranks.sh build/cpu-fp32
+    job ci "ranks, bf16" 600 dev/test/test_ranks.sh build/cpu-bf16
+    job quick "learning" 200 dev/test/test_learning.py
+    job quick "recipes" 300 "$python" dev/test/test_recipes.py
+    job ci "data" 300 "$python" dev/test/test_data.py
+    job ci "downloads" 300 "$python" dev/test/test_downloads.py
+    job full "transformers" 600 "$python" dev/test/test_transformers.py
+    job full "fuzz" 1500 dev/fuzz/run.sh 300
 
-export ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=$PWD/dev/lsan.supp
-build ci PRECISION=fp16 && unit cpu-fp16 ci
-build ci PRECISION=fp32 SAN=1 && unit cpu-fp32-san ci
-build ci PRECISION=bf16 HOSTILE=1 && unit cpu-bf16-hostile ci
-build ci PRECISION=fp32 DNNL=0 MPI=0 && unit cpu-fp32-nompi-nodnnl ci
-build ci PRECISION=bf16 MARCH=x86-64-v3 && unit cpu-bf16-x86-64-v3 ci ONEDNN_MAX_CPU_ISA=AVX2
-build full PRECISION=bf16 SAN=1 && unit cpu-bf16-san full
-build full PRECISION=fp32 CC=clang && unit cpu-fp32-clang full
+    build ci PRECISION=fp16 && unit cpu-fp16 ci
+    build ci PRECISION=fp32 SAN=1 && unit cpu-fp32-san ci
+    build ci PRECISION=bf16 HOSTILE=1 && unit cpu-bf16-hostile ci
+    build ci PRECISION=fp32 DNNL=0 MPI=0 && unit cpu-fp32-nompi-nodnnl ci
+    build ci PRECISION=bf16 MARCH=x86-64-v3 && unit cpu-bf16-x86-64-v3 ci ONEDNN_MAX_CPU_ISA=AVX2
+    build full PRECISION=bf16 SAN=1 && unit cpu-bf16-san full
+    build full PRECISION=fp32 CC=clang && unit cpu-fp32-clang full
+}
 
-python=$(python_with_numpy)
-job ci "data" 300 "$python" dev/test/test_data.py
-job ci "downloads" 300 "$python" dev/test/test_downloads.py
-job full "transformers" 600 "$python" dev/test/test_transformers.py
-job full "fuzz" 1500 dev/fuzz/run.sh 300
+# ---- the CUDA sources: on the CPU, and through nvcc -------------------------------------------------
 
-# ---- ci: the CUDA sources, on the CPU and through nvcc ----------------------------------------------
+cuda_tests() {
+    local order
+    job ci "cuda_on_cpu" 900 dev/cuda_on_cpu/test.sh
+    job ci "cuda program" 900 dev/test/test_cuda_program.py
+    job ci "kernels" 900 dev/test/test_kernels.py
+    build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
+    build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang &&
+        TEST_SMALL=1 ops cuda_on_cpu-bf16-clang-santhread ci random:2
+    for order in forward reverse; do
+        build full BACKEND=cuda_on_cpu PRECISION=fp16 && ops cuda_on_cpu-fp16 full $order
+    done
+    build full BACKEND=cuda_on_cpu PRECISION=bf16 SAN=memory CC=clang &&
+        ops cuda_on_cpu-bf16-clang-sanmemory full random:3
+}
 
-build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
-build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang &&
-    TEST_SMALL=1 ops cuda_on_cpu-bf16-clang-santhread ci random:2
-for order in forward reverse; do
-    build full BACKEND=cuda_on_cpu PRECISION=fp16 && ops cuda_on_cpu-fp16 full $order
-done
-build full BACKEND=cuda_on_cpu PRECISION=bf16 SAN=memory CC=clang && ops cuda_on_cpu-bf16-clang-sanmemory full random:3
-job ci "cuda_on_cpu" 600 dev/cuda_on_cpu/test.sh
-job ci "kernels" 900 dev/test/test_kernels.py
-job ci "cuda program" 900 dev/test/test_cuda_program.py
+if [ $tier = quick ]; then
+    cpu_tests
+elif [ -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime_api.h" ]; then
+    cuda_tests &
+    cpu_tests
+    wait
+else
+    echo "skip   CUDA sources (no CUDA headers in ${CUDA_HOME:-/usr/local/cuda})"
+    echo "0 0 5" >>$logs/counts
+    cpu_tests
+fi
 
 echo "tests took $((SECONDS - begin)) s"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+awk '{p += $1; f += $2; s += $3}
+    END {print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"; exit f > 0 || p == 0}' $logs/counts
