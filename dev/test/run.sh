@@ -133,6 +133,8 @@ cuda_tests() {
     local order
     job ci "cuda_on_cpu" 900 dev/cuda_on_cpu/test.sh
     job ci "cuda program" 900 dev/test/test_cuda_program.py
+    job ci "contract, CUDA" 600 env TRAINER="$PWD/build/cuda_on_cpu-bf16/train_gpt2cu" \
+        CUDA_ON_CPU_DEVICES=4 TEST_TIER=quick dev/test/test_contract.py
     job ci "kernels" 900 dev/test/test_kernels.py
     build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
     build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang &&
