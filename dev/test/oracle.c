@@ -136,7 +136,7 @@ static size_t qkv_index(const HeadLayout* at, int b, int t, int part, int h, int
 // p[s] = softmax over s <= t of q_t . k_s / sqrt(HS). Returns the log of the denominator.
 static double attention_row(double* p, const double* qkv, const HeadLayout* at, int b, int h,
                             int t) {
-    double largest = -INFINITY, sum = 0;
+    double largest = -(double)INFINITY, sum = 0;
     for (int s = 0; s <= t; s++) {
         double dot = 0;
         for (int i = 0; i < at->HS; i++)

@@ -470,7 +470,7 @@ static void test_attention_cached(const Heads* at, int prompt, int stride) {
     Tensor *whole = rows_out(T, C, stride + 2), *lse = vector(TENSOR_OUT, ELEM_FP32, at->NH * T);
     Tensor *k_cache = vector(TENSOR_INOUT, ELEM_X, maxT * C),
            *v_cache = vector(TENSOR_INOUT, ELEM_X, maxT * C);
-    for (int i = 0; i < maxT * C; i++) k_cache->values[i] = v_cache->values[i] = NAN;
+    for (int i = 0; i < maxT * C; i++) k_cache->values[i] = v_cache->values[i] = (double)NAN;
     tensor_protect(k_cache, (size_t)T * C, 3 * (size_t)C);
     tensor_protect(v_cache, (size_t)T * C, 3 * (size_t)C);
     tensors_upload();

@@ -72,7 +72,7 @@ int test_finish(void) {
 double nmse(const double* got, const double* ref, size_t count) {
     double error = 0, power = 0, largest = 0;
     for (size_t i = 0; i < count; i++) {
-        if (!isfinite(got[i])) return INFINITY;
+        if (!isfinite(got[i])) return (double)INFINITY;
         error += (got[i] - ref[i]) * (got[i] - ref[i]);
         power += ref[i] * ref[i];
         largest = fmax(largest, fabs(got[i]));
