@@ -127,7 +127,9 @@ void zero_write(Zero* zero, StateKind kind, int tensor, size_t first, size_t cou
 // After the masters were written: working weights from masters, on all ranks.
 void zero_publish(Zero* zero);
 
-// CONTRACT's params_hash of the masters, the same on all ranks.
+// A fingerprint of the masters, the same on all ranks: the sum modulo 2^64, over all weights
+// without padding, of mix64(i * 0x9E3779B97F4A7C15 + bits), i the element's index in the order of
+// the table and bits its fp32 value as a uint32.
 uint64_t zero_params_hash(Zero* zero);
 
 // Elements and bytes of weights and gradients sent since the last call: one step's.

@@ -49,7 +49,7 @@ bool model_file_read(const ModelFile* file, int tensor, size_t first, size_t cou
 bool model_file_load(const ModelFile* file, Zero* zero, const ParamTable* table, float* buffer,
                      size_t buffer_elems, Comm* comm, Error* error);
 
-// CONTRACT's params_hash of a file; one process.
+// What zero_params_hash gives for the weights of that file; one process.
 bool model_file_hash(const char* path, uint64_t* hash, Error* error);
 
 #ifdef __cplusplus
