@@ -38,7 +38,7 @@ job() {
     in_tier "$job_tier" || return 0
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
     rc=$?
-    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -n 1)
+    counts=$(grep -aE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -n 1)
     read -r p f s <<<"$(sed -E 's/[a-z,]+//g' <<<"${counts:-0 0 0}")"
     s=${s:-0}
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
@@ -47,11 +47,11 @@ job() {
     if [ "$f" -gt 0 ]; then
         printf 'FAILED %-48s %4d failed, %d passed in %d s, exit %d: %s\n' "$name" "$f" "$p" \
             $((SECONDS - started)) $rc "$log"
-        grep -vE '^(ok|skip) ' "$log" | tail -n 15 | cut -c1-200 | sed 's/^/       | /'
+        grep -avE '^(ok|skip) ' "$log" | tail -n 15 | cut -c1-200 | sed 's/^/       | /'
     else
         printf 'ok     %-48s %4d passed%s in %d s\n' "$name" "$p" \
             "$([ "$s" -gt 0 ] && echo ", $s skipped")" $((SECONDS - started))
-        grep -E '^skip ' "$log" | sed 's/^/       | /' | head -n 5
+        grep -aE '^skip ' "$log" | sed 's/^/       | /' | head -n 5
     fi
 }
 
@@ -63,7 +63,7 @@ build() {
     make -s -j"$(nproc)" WERROR=1 "$@" tests >"${log// /_}" 2>&1 && return 0
     echo "0 1 0" >>$logs/counts
     echo "FAILED build ${*:-(default)}"
-    grep -E 'error|warning' "${log// /_}" | head -n 10 | sed 's/^/       | /'
+    grep -aE 'error|warning' "${log// /_}" | head -n 10 | sed 's/^/       | /'
     return 1
 }
 

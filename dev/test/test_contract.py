@@ -726,7 +726,8 @@ def communication_failures(folder):
 
 @case(trainer, mpirun)
 def ranks_of_different_runs(folder):
-    options = f"-e {TINY} -i {DATA}/even_train_0.bin -t 32 -b 1 -d 128 -x 2 -s 0".split()
+    options = f"-e {TINY} -i {DATA}/even_train_0.bin -t 32 -b 1 -d 128 -x 2 -s 0"
+    options = f"{options} --reduce exact".split()
     for more in (["-z", "1"], ["-l", "1e-3"], ["-s", "1"], ["--reduce", "fast"]):
         command = ["mpirun", "-np", "1", TRAINER, *options, ":", "-np", "1", TRAINER, *options]
         done = cases.run(*command, *more)
