@@ -2,7 +2,8 @@
 #
 #   make                 builds train_gpt2 and test_gpt2; with nvcc also train_gpt2cu and test_gpt2cu
 #   make test            the tests of the quick tier          make test-full   all of them
-#   make bench           speed of GPT-2 124M on this machine  make lint format fuzz help
+#   make bench           speed of GPT-2 124M on this machine  make bench-ranks  cost of the stages
+#   make lint format fuzz help
 #
 # Variables (each combination has its own folder under build/, so nothing needs `make clean`):
 #   PRECISION=fp32|bf16|fp16   element type (default: fp32 on the CPU, bf16 on CUDA)
@@ -102,7 +103,7 @@ TESTS        := $(patsubst dev/test/%.c,$(BUILD)/%,$(TEST_SOURCES))
 
 # ---- targets --------------------------------------------------------------------------------------
 
-.PHONY: all cpu cuda programs tests check-tools test test-full bench lint format fuzz help clean
+.PHONY: all cpu cuda programs tests check-tools test test-full bench bench-ranks lint format fuzz help clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -201,6 +202,8 @@ format:
 	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs clang-format -i
 fuzz:
 	@dev/fuzz/run.sh
+bench-ranks:
+	@dev/bench/ranks.sh
 bench: check-tools
 	@dev/bench/run.sh
 help:
