@@ -12,7 +12,7 @@ want_ci=false
 
 if command -v apt-get >/dev/null; then
     packages="gcc g++ make libc6-dev openmpi-bin libopenmpi-dev libdnnl-dev libcjson-dev zlib1g-dev"
-    $want_ci && packages+=" git clang clang-format libclang-rt-14-dev llvm python3 python3-numpy python3-venv"
+    $want_ci && packages+=" git clang clang-format llvm python3 python3-numpy python3-venv"
     is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
     refresh() { $root apt-get update -qq; }
     install() { $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; }
@@ -38,21 +38,37 @@ missing=()
 for package in $packages; do
     is_installed "$package" || missing+=("$package")
 done
-[ ${#missing[@]} -eq 0 ] && exit 0
 
 root=""
-if [ "$(id -u)" -ne 0 ]; then
+# needs_root: sudo, where this is not root and something must be installed.
+needs_root() {
+    [ "$(id -u)" -eq 0 ] && return
     command -v sudo >/dev/null || {
-        echo "error: these packages are missing and only root can install them: ${missing[*]}" >&2
+        echo "error: these packages are missing and only root can install them: $*" >&2
         exit 2
     }
     root=sudo
+}
+
+# add PACKAGE...: installs them, or ends with what the package manager said.
+add() {
+    local log
+    log=$(mktemp)
+    needs_root "$@"
+    echo "installing $*${root:+ (with sudo)}"
+    if ! { refresh && install "$@"; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        echo "error: the package manager could not install: $*" >&2
+        rm -f "$log"
+        exit 2
+    fi
+    rm -f "$log"
+}
+
+[ ${#missing[@]} -eq 0 ] || add "${missing[@]}"
+
+# The sanitizers of clang come in a package that carries its version.
+if $want_ci && command -v apt-get >/dev/null; then
+    runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev
+    if ! is_installed "$runtime" && apt-cache show "$runtime" >/dev/null 2>&1; then add "$runtime"; fi
 fi
-echo "installing ${missing[*]}${root:+ (with sudo)}"
-refresh
-if ! install "${missing[@]}" >/tmp/install_deps.$$.log 2>&1; then
-    tail -n 20 /tmp/install_deps.$$.log >&2
-    echo "error: the package manager could not install: ${missing[*]}" >&2
-    exit 2
-fi
-rm -f /tmp/install_deps.$$.log
