@@ -2,7 +2,7 @@
 # From nothing to a trained model in a few minutes: installs what is missing, builds, trains a small
 # byte-level GPT-2 on this project's own sources and pages, draws the loss, prints a sample.
 #
-#   scripts/quickstart.sh [RANKS] [ZERO_STAGE]     default: 1 rank; try `scripts/quickstart.sh 2 3`
+#   scripts/quickstart.sh [RANKS] [ZERO_STAGE]     RANKS: 1 (default), 2, 4 or 8; try `2 3`
 #
 # Files go to build/quickstart/; the trained model is build/quickstart/out/latest/.
 set -euo pipefail
@@ -15,7 +15,7 @@ scripts/install_deps.sh
 echo "== 2/4 build"
 make -s -j"$(nproc)" programs BACKEND=cpu
 
-echo "== 3/4 train"
+echo "== 3/4 train: one to two minutes on two cores that have nothing else to do"
 mkdir -p $work
 # Every tenth file is kept back for validation.
 find . -path ./build -prune -o -type f \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' \
@@ -29,9 +29,10 @@ if [ "$ranks" -gt 1 ]; then
     launch=(mpirun -np "$ranks" --oversubscribe)
     [ "$(id -u)" -eq 0 ] && launch+=(--allow-run-as-root)
 fi
+# Of the lines of the steps every hundredth is shown; log.jsonl has them all.
 "${launch[@]}" ./train_gpt2 -i $work/train.txt -j $work/val.txt -o $work/out --overwrite \
-    -e L=4,NH=4,C=192,T=128 -b $((16 / ranks)) -d 2048 -x 600 -l 2e-3 -u 50 -q 0.1 -c 0.1 -k cosine \
-    -v 150 -m -1 -s 0 -z "$stage"
+    -e L=4,NH=4,C=192,T=128 -b $((8 / ranks)) -d 1024 -x 1600 -l 2e-3 -u 100 -q 0.05 -c 0.1 \
+    -v 400 -m -1 -s 0 -z "$stage" | grep --line-buffered -vE '^step +[0-9]*([1-9]|[1-9]0)/'
 
 echo "== 4/4 result"
 # The loss over the steps, from log.jsonl, 64 columns by 12 rows.
@@ -62,8 +63,8 @@ awk '
         printf "         %-10s%*s\n", "step " step[1], W - 10, "step " step[n]
     }' $work/out/log.jsonl
 
-echo "A sample (./train_gpt2 -e $work/out/latest --prompt \"static int\" -g 100):"
-./train_gpt2 -e $work/out/latest --prompt "static int" -g 100 --temperature 0.7 2>$work/sample.log
-echo
-echo
+sample="./train_gpt2 -e $work/out/latest --prompt 'static int' -g 118 --temperature 0.6"
+printf '\nA sample (%s):\n\n' "$sample"
+eval "$sample" 2>$work/sample.log
+printf '\n\n'
 echo "What would the real one take?  ./train_gpt2 --plan -e d12 -z all --ranks 4"
