@@ -31,10 +31,17 @@ if [ "$ranks" -gt 1 ]; then
 fi
 # Threads that wait give their core away: several times faster where other programs run too.
 export OMP_WAIT_POLICY=passive
-# Of the lines of the steps every hundredth is shown; log.jsonl has them all.
-"${launch[@]}" ./train_gpt2 -i $work/train.txt -j $work/val.txt -o $work/out --overwrite \
-    -e L=4,NH=4,C=192,T=128 -b $((8 / ranks)) -d 1024 -x 2000 -l 2e-3 -u 100 -q 0.05 -c 0.1 \
-    -v 500 -m -1 -s 0 -z "$stage" | grep --line-buffered -vE '^step +[0-9]*([1-9]|[1-9]0)/'
+train() {
+    "${launch[@]}" ./train_gpt2 -i $work/train.txt -j $work/val.txt -o $work/out --overwrite \
+        -e L=4,NH=4,C=192,T=128 -b $((8 / ranks)) -d 1024 -x 2000 -l 2e-3 -u 100 -q 0.05 -c 0.1 \
+        -v 500 -m -1 -s 0 -z "$stage"
+}
+# A terminal gets the progress bar; elsewhere every hundredth step is enough. log.jsonl has them all.
+if [ -t 1 ] && [ -t 2 ]; then
+    train
+else
+    train | grep --line-buffered -vE '^step +[0-9]*([1-9]|[1-9]0)/'
+fi
 
 echo "== 4/4 result"
 # The loss over the steps, from log.jsonl, 64 columns by 12 rows.
