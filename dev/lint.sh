@@ -21,6 +21,7 @@ rule() {
 }
 
 mapfile -t sources < <(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+[ ${#sources[@]} -gt 0 ] || { echo "error: git lists no sources here: no git, or not a clone of one's own" >&2; exit 2; }
 mapfile -t product < <(printf '%s\n' "${sources[@]}" | grep -Ev '^(dev|data|scripts)/')
 
 # ---- includes point down: core < backend < {gpt2, zero} < train < root ----------------------------

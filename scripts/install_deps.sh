@@ -4,27 +4,34 @@
 # have a list of packages.
 #
 #   scripts/install_deps.sh          what `make` needs
-#   scripts/install_deps.sh --ci     also what the long tests use: clang, clang-format, python3 with numpy
+#   scripts/install_deps.sh --test   also what the tests use: git, ps, python3
+#   scripts/install_deps.sh --ci     also what the long tests use: clang, clang-format, numpy
 set -euo pipefail
 
-want_ci=false
-[ "${1:-}" = --ci ] && want_ci=true
+want_test=false want_ci=false
+case ${1:-} in
+    --test) want_test=true ;;
+    --ci) want_test=true want_ci=true ;;
+esac
 
 if command -v apt-get >/dev/null; then
     packages="gcc g++ make libc6-dev openmpi-bin libopenmpi-dev libdnnl-dev libcjson-dev zlib1g-dev"
-    $want_ci && packages+=" git clang clang-format llvm python3 python3-numpy python3-venv"
+    $want_test && packages+=" git procps python3"
+    $want_ci && packages+=" clang clang-format llvm python3-numpy python3-venv"
     is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
     refresh() { $root apt-get update -qq; }
     install() { $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; }
 elif command -v dnf >/dev/null; then
     packages="gcc gcc-c++ make openmpi openmpi-devel onednn-devel cjson-devel zlib-devel"
-    $want_ci && packages+=" git clang clang-tools-extra compiler-rt python3 python3-numpy"
+    $want_test && packages+=" git procps-ng python3"
+    $want_ci && packages+=" clang clang-tools-extra compiler-rt python3-numpy"
     is_installed() { rpm -q "$1" >/dev/null 2>&1; }
     refresh() { :; }
     install() { $root dnf install -y -q "$@"; }
 elif command -v pacman >/dev/null; then
     packages="gcc make openmpi onednn cjson zlib"
-    $want_ci && packages+=" git clang compiler-rt python python-numpy"
+    $want_test && packages+=" git procps-ng python"
+    $want_ci && packages+=" clang compiler-rt python-numpy"
     is_installed() { pacman -Q "$1" >/dev/null 2>&1; }
     refresh() { :; }
     install() { $root pacman -S --noconfirm --needed "$@"; }

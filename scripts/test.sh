@@ -8,5 +8,5 @@ cd "$(dirname "$0")/.."
 
 tier=quick
 [ "${1:-}" = --ci ] && tier=ci
-scripts/install_deps.sh $([ $tier = ci ] && echo --ci)
+scripts/install_deps.sh "$([ $tier = ci ] && echo --ci || echo --test)"
 exec dev/test/run.sh $tier
