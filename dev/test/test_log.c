@@ -47,8 +47,8 @@ static void test_numbers(void) {
                  {1234567, "1234567"},
                  {0.1 + 0.2, "0.30000000000000004"},
                  {5e-324, "5e-324"},
-                 {NAN, "null"},
-                 {INFINITY, "null"},
+                 {(double)NAN, "null"},
+                 {(double)INFINITY, "null"},
                  {1.0 / 3, "0.3333333333333333"},
                  {-0.0, "-0"},
                  {1.7976931348623157e308, "1.7976931348623157e308"}};
@@ -78,10 +78,10 @@ static void test_numbers(void) {
 static StepInfo step_info(long step) {
     StepInfo info = {.step = step,
                      .loss = 2.5,
-                     .grad_norm = NAN,
+                     .grad_norm = (double)NAN,
                      .lr = 3e-4,
                      .ms = 12,
-                     .mfu = NAN,
+                     .mfu = (double)NAN,
                      .tokens = 1024,
                      .tokens_per_s = 1e5,
                      .elements_sent = 7,

@@ -65,8 +65,8 @@ static void test_outliers(void) {
         EXPECT(outlier_zscore(&window, 1e9) == 0, "no verdict on %d values", i);
         outlier_push(&window, i % 2 ? 1 : -1);
     }
-    outlier_push(&window, NAN);
-    outlier_push(&window, INFINITY);
+    outlier_push(&window, (double)NAN);
+    outlier_push(&window, (double)INFINITY);
     EXPECT(window.count == OUTLIER_WINDOW - 1, "values that are not finite do not enter");
     outlier_push(&window, 1); // 64 of each sign: mean 0, deviation 1
     EXPECT(outlier_zscore(&window, 3) == 3, "z = %g", outlier_zscore(&window, 3));

@@ -42,7 +42,8 @@ static void make_gaps(Tensor* tensor) {
     for (int s = 0; s <= NUM_SEGMENTS; s++) {
         size_t next = s < NUM_SEGMENTS ? SEGMENTS[s].offset : tensor->cols;
         if (tensor->use != TENSOR_IN) tensor_protect(tensor, end, next - end);
-        for (size_t i = end; tensor->use == TENSOR_IN && i < next; i++) tensor->values[i] = NAN;
+        for (size_t i = end; tensor->use == TENSOR_IN && i < next; i++)
+            tensor->values[i] = (double)NAN;
         if (s < NUM_SEGMENTS) end = next + SEGMENTS[s].elems;
     }
 }
@@ -166,7 +167,7 @@ static void test_norm_offset(DType dtype) {
 static void test_find_nonfinite(DType dtype) {
     static const size_t inside[] = {3136, 4001,
                                     5002}; // last of a segment, the short one, the very last
-    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    static const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int num_bad = 0; num_bad <= 3; num_bad++) {
         begin();
         Tensor* grad = filled(TENSOR_IN, elem_of(dtype), BUFFER, 1);
@@ -247,7 +248,7 @@ static double nearest(double value, DType dtype) {
     if (!isfinite(value) || value == 0) return value;
     int exponent = ilogb(value) > lowest ? ilogb(value) : lowest;
     double ulp = ldexp(1, exponent - digits + 1), result = rint(value / ulp) * ulp;
-    return fabs(result) >= above ? copysign(INFINITY, value) : result;
+    return fabs(result) >= above ? copysign((double)INFINITY, value) : result;
 }
 
 // Values of interest as fp32 bits: zeros, denormals, ties up and down in bf16 and fp16 and their

@@ -432,7 +432,7 @@ static void test_message(int stage) {
     const StepMessage plain = run_step(&run, 1, 1);
     zero_skip(run.zero);
     run_micro_step(run.zero, 1, 0);
-    const double loss = comm->rank == 0 ? NAN : 1;
+    const double loss = comm->rank == 0 ? (double)NAN : 1;
     device_upload(run.losses, &loss, sizeof(loss));
     const StepMessage scaled =
         zero_grad_norm(run.zero, run.losses, 1, 1024, comm->rank == comm->world_size - 1 ? 15 : 0);
