@@ -68,10 +68,6 @@ NO_RETURN void die_at(const char* file, int line, int code, const char* fmt, ...
 void* checked_malloc(size_t bytes);
 void* checked_calloc(size_t count, size_t bytes);
 
-static inline size_t div_exact(size_t a, size_t b) {
-    CHECK(b != 0 && a % b == 0, "%zu is not a multiple of %zu", a, b);
-    return a / b;
-}
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }

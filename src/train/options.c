@@ -414,7 +414,7 @@ static bool check_together(const Options* o, Error* error) {
             "-nk 1 is refused, a run that survives a crash while saving needs 2 or more");
     if (o->resume && !o->output_dir)
         return error_set(error, EXIT_USAGE, "-y 1 needs -o, the folder to resume from");
-    if (o->resume && (o->prompt || o->prompt_tokens))
+    if (o->resume && wants_prompt(o))
         return error_set(error, EXIT_USAGE,
                          "-y 1 goes on with training, a prompt takes its model from -e DIR");
     if (o->resume && o->overwrite)

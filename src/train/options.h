@@ -73,6 +73,9 @@ typedef struct {
     bool given[OPTIONS_MAX];              // by place in the table, see option_given
 } Options;
 
+// A prompt instead of training?
+static inline bool wants_prompt(const Options* o) { return o->prompt || o->prompt_tokens; }
+
 // Fills defaults, then the command line; the last of an option given twice wins. False: one line in
 // `error`, code 2. Options that are accepted without effect warn.
 bool options_parse(Options* options, int argc, char** argv, Error* error);

@@ -12,18 +12,16 @@
 
 // ---- what the run takes -------------------------------------------------------------------------
 
-static bool is_prompt(const Options* options) { return options->prompt || options->prompt_tokens; }
-
 GPT2Shape plan_gpt2_shape(const PlanInput* input) {
     const Options* o = input->options;
     GPT2Shape shape = {0};
-    shape.backward = !is_prompt(o);
+    shape.backward = !wants_prompt(o);
     shape.B = shape.backward ? o->micro_batch : 1;
     shape.T = shape.backward ? o->seq_len : (int)min_size(PREFILL_TOKENS, (size_t)input->model.T);
     shape.recompute = (Recompute)o->recompute;
-    if (is_prompt(o) || o->sample_every > 0) {
+    if (wants_prompt(o) || o->sample_every > 0) {
         // A prompt may fill the model's T; a sample is its start token and -g more.
-        size_t tokens = is_prompt(o) ? (size_t)input->model.T : (size_t)o->sample_tokens + 1;
+        size_t tokens = wants_prompt(o) ? (size_t)input->model.T : (size_t)o->sample_tokens + 1;
         shape.cache_T = (int)min_size(tokens, (size_t)input->model.T);
         shape.cache_rows = (int)min_size(PREFILL_TOKENS, (size_t)shape.B * (size_t)shape.T);
     }
@@ -39,7 +37,7 @@ ZeroConfig plan_zero_config(const PlanInput* input) {
     config.grad_accum_steps = o->grad_accum_steps;
     config.world_size = input->world_size;
     config.rank = input->rank;
-    config.training = !is_prompt(o);
+    config.training = !wants_prompt(o);
     return config;
 }
 

@@ -30,7 +30,7 @@ static void start_ranks(Run* run, int argc, char** argv) {
     watchdog_start(run->comm, o->comm_timeout);
     fault_init(run->comm->rank, &error);
     comm_agree(run->comm, &error);
-    bool is_for_machines = o->prompt || o->prompt_tokens || o->json; // what goes to stdout
+    bool is_for_machines = wants_prompt(o) || o->json; // what goes to stdout
     report_init(&run->report, run->comm->rank != 0 ? NULL : is_for_machines ? stderr : stdout);
 }
 

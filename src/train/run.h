@@ -53,9 +53,6 @@ typedef struct {
     double start_seconds;
 } Run;
 
-// A prompt instead of training?
-static inline bool wants_prompt(const Options* o) { return o->prompt || o->prompt_tokens; }
-
 // Fills a zeroed run. False: the command line was a question (--help, --plan, ...) and is answered,
 // or there is nothing to do; then only run->comm is open.
 bool run_open(Run* run, int argc, char** argv);
