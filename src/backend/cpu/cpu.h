@@ -21,6 +21,7 @@ ScratchNeed layernorm_scratch(const OpsShape* shape);
 
 void* thread_scratch(void); // of the calling thread, at least 64-byte aligned
 void* shared_scratch(void);
+size_t shared_scratch_bytes(void);
 
 // ---- rows and gradients -------------------------------------------------------------------------
 

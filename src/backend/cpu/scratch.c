@@ -58,6 +58,8 @@ void* shared_scratch(void) {
     return scratch.base + (size_t)scratch.threads * scratch.parts.per_thread;
 }
 
+size_t shared_scratch_bytes(void) { return scratch.parts.shared; }
+
 // Rows of 2304 or 3072 elements are multiples of 512 bytes to 4 KiB apart, so that walking down a
 // column hits few cache sets: one cache line more cures it. Short fp32 products are the exception,
 // measured: with padded rows the library does not copy its left matrix, which costs din a third.
