@@ -23,8 +23,9 @@ if [ -z "$clang" ]; then
 fi
 
 mkdir -p build/fuzz
-sources=(dev/test/fuzz_targets.c src/train/{safetensors,json,json_number,state,schedule,dataloader,options}.c
-    src/gpt2/{config,tensors}.c src/core/*.c)
+library=build/fuzz/library
+nice make -s -j"$(nproc)" BUILD=$library PRECISION=fp32 SAN=1 MPI=0 DNNL=0 CC="$clang" \
+    CFLAGS="-fsanitize=fuzzer-no-link -Wno-pass-failed" $library/libtrainer.a $library/dev/test/fuzz_targets.o >/dev/null
 passed=0 failed=0
 for target in "${targets[@]}"; do
     index=-1
@@ -33,9 +34,9 @@ for target in "${targets[@]}"; do
         echo "error: no target '$target' (${all[*]})" >&2
         exit 2
     fi
-    "$clang" -std=c11 -D_GNU_SOURCE -DPRECISION_FP32 -DFUZZ_TARGET="$index" -O1 -g \
-        -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Isrc -I. -Idev/test \
-        dev/fuzz/fuzzer.c "${sources[@]}" -lcjson -lz -lm -o "build/fuzz/$target"
+    "$clang" -std=c11 -DFUZZ_TARGET="$index" -g -fopenmp -fsanitize=fuzzer,address,undefined -Isrc \
+        -Idev/test dev/fuzz/fuzzer.c $library/dev/test/fuzz_targets.o $library/libtrainer.a \
+        -lcjson -lz -lm -o "build/fuzz/$target"
     mkdir -p "build/fuzz/corpus-$target"
     log=build/fuzz/$target.log
     if "build/fuzz/$target" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=1024 \

@@ -116,7 +116,7 @@ cpu_tests() {
     job ci "data" 300 "$python" dev/test/test_data.py
     job ci "downloads" 300 "$python" dev/test/test_downloads.py
     job full "transformers" 600 "$python" dev/test/test_transformers.py
-    job full "fuzz" 1500 dev/fuzz/run.sh 300
+    job ci "fuzz" 1500 dev/fuzz/run.sh $([ $tier = full ] && echo 300 || echo 3)
 
     build ci PRECISION=fp16 && unit cpu-fp16 ci
     build ci PRECISION=fp32 SAN=1 && unit cpu-fp32-san ci
