@@ -9,7 +9,7 @@
 #   PRECISION=fp32|bf16|fp16   element type (default: fp32 on the CPU, bf16 on CUDA)
 #   BACKEND=cpu|cuda|cuda_on_cpu   the last runs the CUDA sources without a GPU, for tests
 #   DEBUG=1  SAN=1 (ASan+UBSan)  SAN=thread|memory (clang)  HOSTILE=1 (tiny buffers)  COVERAGE=1
-#   MPI=0 (one process)  DNNL=0 (own matrix products)  MARCH=native|x86-64-v3|...  CUDA_ARCH=sm_80|...
+#   MPI=0 (one process)  DNNL=0 (own matrix products)  MARCH=native|x86-64-v3|...  CUDA_ARCH=sm_80|sm_90|...
 #   CC=gcc|clang  WERROR=1
 
 BACKEND   ?= cpu
@@ -22,7 +22,8 @@ COVERAGE  ?= 0
 MPI       ?= 1
 DNNL      ?= 1
 WERROR    ?= 0
-CUDA_ARCH ?= sm_80
+CUDA_ARCH ?= sm_$(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+             grep -om1 '^[0-9.]*' | tr -d .),80)
 CUDA_HOME ?= /usr/local/cuda
 NVCC      ?= $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc))
 MPICC     ?= mpicc

@@ -233,7 +233,9 @@ if $on_cpu; then
 else
     measure "124M" d12 32 30 -r 0 && beside_torch 12 12 768 32 && row "124M, B 32"
     measure "1558M" d48 16 12 -r 0 && beside_torch 48 25 1600 16 && row "1558M, B 16"
-    measure "124M, -ge 2" d12 32 30 -r 0 -ge 2 && alone && row "124M, B 32, -ge 2"
+    for fusion in 0 1 2; do
+        measure "124M, -ge $fusion" d12 32 30 -r 0 -ge $fusion && alone && row "124M, B 32, -ge $fusion"
+    done
     measure "355M" d24 16 16 -r 0 && alone && row "355M, B 16"
     measure "774M" d36 16 12 -r 0 && alone && row "774M, B 16"
 fi

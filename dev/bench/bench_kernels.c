@@ -15,8 +15,7 @@
 #include "backend/ops.h"
 #include "gpt2/gpt2.h"
 
-// ---- shapes and memory
-// ---------------------------------------------------------------------------
+// ---- shapes and memory -------------------------------------------------------------------------
 
 typedef struct {
     const char* name;
@@ -27,6 +26,8 @@ typedef struct {
 static struct {
     char* arena;
     size_t bytes, used, pattern_bytes;
+    int* tokens; // (B, T), at the beginning of the arena
+    size_t token_bytes;
     int copy_mib, square; // of the peaks
     double seconds;       // each operation is repeated for about this long
 } bench;
@@ -64,8 +65,19 @@ static void fill_arena(void) {
     device_synchronize();
 }
 
-// ---- operations
-// ----------------------------------------------------------------------------------
+// Tokens all over the vocabulary, each about B T / V times.
+static void upload_tokens(const Model* m) {
+    int N = m->B * m->T;
+    bench.used = 0;
+    bench.tokens = (int*)take((size_t)N * sizeof(int));
+    bench.token_bytes = bench.used;
+    int* host = (int*)checked_malloc((size_t)N * sizeof(int));
+    for (int i = 0; i < N; i++) host[i] = (int)((unsigned)i * 2654435761u % (unsigned)m->V);
+    device_upload(bench.tokens, host, (size_t)N * sizeof(int));
+    free(host);
+}
+
+// ---- operations --------------------------------------------------------------------------------
 
 // What one call costs at least, and how often a step makes it.
 typedef struct {
@@ -77,11 +89,16 @@ static int num_rows(const Model* m) { return m->B * m->T; }
 
 static Work embed(const Model* m) {
     int N = num_rows(m);
-    int* tokens = (int*)take((size_t)N * sizeof(int));
-    device_fill(tokens, 0, (size_t)N * sizeof(int), STREAM_COMPUTE);
-    embedding_forward(rows(N, m->C), tokens, weights((size_t)m->Vp * (size_t)m->C),
+    embedding_forward(rows(N, m->C), bench.tokens, weights((size_t)m->Vp * (size_t)m->C),
                       weights((size_t)m->T * (size_t)m->C), 0, m->B, m->T, m->C);
     return (Work){0, elems_bytes(2.0 * N * m->C), 1};
+}
+
+static Work embed_backward(const Model* m) {
+    int N = num_rows(m);
+    embedding_backward(grad((size_t)m->Vp * (size_t)m->C), grad((size_t)m->T * (size_t)m->C),
+                       rows(N, m->C), bench.tokens, m->B, m->T, m->C, m->T, m->V);
+    return (Work){0, (8.0 + elems_bytes(1)) * N * m->C, 1};
 }
 
 static Work norm_forward(const Model* m) {
@@ -153,10 +170,8 @@ static Work head_weight(const Model* m) {
 }
 
 static Work classify(const Model* m) {
-    int* targets = (int*)take((size_t)m->rows * sizeof(int));
-    device_fill(targets, 0, (size_t)m->rows * sizeof(int), STREAM_COMPUTE);
-    classifier_loss(floats((size_t)m->rows), rows(m->rows, m->Vp), targets, m->rows, m->V, m->Vp,
-                    1.0f, true);
+    classifier_loss(floats((size_t)m->rows), rows(m->rows, m->Vp), bench.tokens, m->rows, m->V,
+                    m->Vp, 1.0f, true);
     return (Work){0, elems_bytes(2.0 * m->rows * m->Vp), head_calls(m)};
 }
 
@@ -214,12 +229,12 @@ static const struct {
                   {"qkv dinput", qkv_input},
                   {"qkv dweight", qkv_weight},
                   {"layernorm backward", norm_backward},
+                  {"embedding backward", embed_backward},
                   {"norm of gradients", square},
                   {"adamw", update}};
 enum { NUM_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0] };
 
-// ---- clock
-// ---------------------------------------------------------------------------------------
+// ---- clock -------------------------------------------------------------------------------------
 
 // Calls of `run` in a row for about bench.seconds, after one to warm up; milliseconds of one.
 static double time_calls(Work (*run)(const Model*), const Model* m, Work* work) {
@@ -229,7 +244,7 @@ static double time_calls(Work (*run)(const Model*), const Model* m, Work* work) 
     for (int round = 0; round < 3; round++) { // warm up, estimate, measure
         event_record(begin, STREAM_COMPUTE);
         for (int i = 0; i < calls; i++) {
-            bench.used = 0;
+            bench.used = bench.token_bytes;
             *work = run(m);
         }
         event_record(end, STREAM_COMPUTE);
@@ -274,10 +289,12 @@ static void print_model(const Model* m, double peak_flops, double peak_bytes) {
     shape.threads = device_threads(0, 1);
     shape.logits_rows = m->rows;
     shape.backward = true;
+    shape.gelu_fusion = -1; // as the trainer's default
     Ledger ledger = {0};
     ledger_add(&ledger, MEM_TRANSIENT, "scratch", ops_scratch_bytes(&shape));
     ops_init(&shape, device_alloc(&ledger, "scratch"));
     fill_arena();
+    upload_tokens(m);
     printf("\n%s: B %d, T %d, C %d, NH %d, L %d, %s\n", m->name, m->B, m->T, m->C, m->NH, m->L,
            ops_description());
     printf("%-24s %9s %10s %9s %8s %7s %8s\n", "operation", "ms", "TFLOP/s", "GB/s", "of bound",

@@ -49,7 +49,8 @@ typedef struct {
     int logits_rows; // rows of the classifier chunk
     bool backward;   // training; false: forward only
     bool tf32;       // CUDA, fp32 build: products in TF32 (10 bits of mantissa) on tensor cores
-    int gelu_fusion; // CUDA: GELU inside the matrix product; 0 never, 1 forward, 2 and backward
+    // CUDA: GELU inside the matrix product; 0 never, 1 forward, 2 and backward, -1 the device's way
+    int gelu_fusion;
 } OpsShape;
 
 // Bytes of scratch that ops_init wants: a line of the plan ("scratch"). Depends on its argument

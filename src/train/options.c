@@ -151,8 +151,8 @@ static const Option TABLE[] = {
     {NULL, "--peak-tflops", REAL, FIELD(peak_tflops), NULL, 1e-6, REAL_MAX, NULL,
      "peak of one rank's matrix products, for mfu and --link-gb-s"},
     {"-f", "--tf32", INT, FIELD(tf32), "1", 0, 1, NULL, "CUDA, fp32: products in TF32"},
-    {"-ge", "--gelu-fusion", INT, FIELD(gelu_fusion), "2", 0, 2, NULL,
-     "CUDA: GELU inside matrix products, 1 forward, 2 and backward"},
+    {"-ge", "--gelu-fusion", INT, FIELD(gelu_fusion), "-1", -1, 2, NULL,
+     "CUDA: GELU inside matrix products, 1 forward, 2 and backward, -1 as the GPU likes it"},
     {"-lg", "--log-gpu-every", INT, FIELD(log_gpu_every), "0", -1, COUNT_MAX, NULL,
      "CUDA: a line on clock, power and temperature every N steps"},
 

@@ -201,6 +201,13 @@ cudaStream_t cuda_stream(stream_t stream);
 cudaStream_t compute_stream(void);
 int device_multiprocessors(void);
 
+// Dynamic shared memory of a block: what needs no permission, and the most this GPU gives a kernel
+// that has no static shared memory (99 KB: sm_86, sm_89, sm_120; 163: sm_80; 227: sm_90, sm_100).
+constexpr size_t FREE_SHARED_BYTES = 48 * 1024;
+size_t device_shared_bytes(void);
+bool device_is_data_centre(void);
+int device_generation(void); // the major number of its compute capability: 8 Ampere, 9 Hopper
+
 // The operations' scratch, shared by all operations of the compute stream: valid until the next
 // operation asks. Dies when ops_init planned less.
 void* scratch_take(size_t bytes);
@@ -211,14 +218,17 @@ size_t attention_backward_scratch_bytes(int B, int T, int NH);
 size_t embedding_backward_scratch_bytes(int N, int C);
 constexpr size_t MATMUL_WORKSPACE_BYTES = (size_t)32 << 20; // NVIDIA's advice for sm_90
 
+// Ends the run where not even one query or key of a head of HS elements fits in shared memory.
+void attention_check(int HS, bool backward);
+
 void matmul_init(void* workspace, bool tf32, int gelu_fusion);
 void matmul_free(void);
 
-// launch() with more dynamic shared memory than the 48 KB that need no permission.
+// launch() with more dynamic shared memory than needs no permission.
 template <class... P, class... A>
 inline void launch_shared(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                           A&&... args) {
-    if (shared_bytes > 48 * 1024) {
+    if (shared_bytes > FREE_SHARED_BYTES) {
         CUDACHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shared_bytes));
     }

@@ -127,6 +127,14 @@ const char* device_backend(void) { return "cuda"; }
 bool device_is_host(void) { return false; }
 const char* device_description(void) { return device.description; }
 int device_multiprocessors(void) { return device.properties.multiProcessorCount; }
+size_t device_shared_bytes(void) { return device.properties.sharedMemPerBlockOptin; }
+
+// A100, H100, B200 and kin, not the chips for graphics of the same generations.
+bool device_is_data_centre(void) {
+    const cudaDeviceProp* p = &device.properties;
+    return p->major == 9 || p->major == 10 || (p->major == 8 && p->minor == 0);
+}
+int device_generation(void) { return device.properties.major; }
 
 // Dense FLOPs of one multiprocessor in one cycle times clock and number. Source: NVIDIA's white
 // papers on A100, H100 and Blackwell; the clock is the highest, so that the datasheet's boost
@@ -134,7 +142,7 @@ int device_multiprocessors(void) { return device.properties.multiProcessorCount;
 // the cap).
 double device_peak_tflops(void) {
     const cudaDeviceProp* p = &device.properties;
-    bool is_data_centre = p->minor == 0;
+    bool is_data_centre = device_is_data_centre();
     double ghz = device.clock_khz * 1e-6;
     if (p->major == 9 && ghz > 1.83) ghz = 1.83;
     double flops = FLOATX_DTYPE == DTYPE_FP32 ? (p->major == 8 && is_data_centre ? 128.0 : 256.0)

@@ -225,7 +225,10 @@ void matmul_init(void* workspace, bool tf32, int gelu_fusion) {
     CUBLASCHECK(cublasLtCreate(&matmul.handle));
     matmul.workspace = workspace;
     matmul.tf32 = tf32;
-    matmul.gelu_fusion = gelu_fusion;
+    // Before Hopper, and on chips for graphics, products with GELU are slower than both apart.
+    // Source: llm.c's -ge, pull request 653.
+    bool is_faster = device_is_data_centre() && device_generation() >= 9;
+    matmul.gelu_fusion = gelu_fusion >= 0 ? gelu_fusion : is_faster ? 2 : 0;
 }
 
 void matmul_free(void) {
