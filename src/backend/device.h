@@ -72,6 +72,7 @@ event_t event_create(void);
 void event_record(event_t event, stream_t stream);   // marks what has been queued so far
 void event_wait(event_t event, stream_t stream);     // later work on stream waits for the mark
 bool event_is_done(event_t event);                   // has the marked work happened?
+void event_synchronize(event_t event);               // the host waits for the mark; polls
 double event_elapsed_ms(event_t begin, event_t end); // both done; host clock on the CPU
 void event_destroy(event_t event);
 void device_synchronize(void); // polls; for the end of a step and shutdown

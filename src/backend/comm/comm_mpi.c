@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <mpi.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,7 +211,7 @@ static void mpi_settle(Comm* comm, long seq) {
 static void wait_for_staging(MpiComm* m) {
     if (!m->staged) m->staged = event_create();
     event_record(m->staged, STREAM_COMM);
-    while (!event_is_done(m->staged)) sched_yield();
+    event_synchronize(m->staged);
 }
 
 // Sends to one rank while receiving from another; both buffers are device memory.

@@ -208,6 +208,7 @@ bool event_is_done(event_t event) {
     (void)event;
     return true;
 }
+void event_synchronize(event_t event) { (void)event; }
 double event_elapsed_ms(event_t begin, event_t end) {
     return (end->seconds - begin->seconds) * 1e3;
 }

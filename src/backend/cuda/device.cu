@@ -262,6 +262,10 @@ bool event_is_done(event_t event) {
     return status == cudaSuccess;
 }
 
+void event_synchronize(event_t event) {
+    poll([=] { return cudaEventQuery(cuda_event(event)); });
+}
+
 double event_elapsed_ms(event_t begin, event_t end) {
     float ms = 0.0f;
     CUDACHECK(cudaEventElapsedTime(&ms, cuda_event(begin), cuda_event(end)));
