@@ -4,8 +4,8 @@
 // attention_backward.cu). What is here serves fp32, every other head size and the key-value cache:
 // one thread works on one query (or one key), its vectors in shared memory, element d of thread t
 // at [d][t], and all threads of a warp read the same row of the other side at the same time.
-// Nothing is exchanged between threads, so bits depend on neither the number of rows nor the
-// block's size.
+// In training nothing is exchanged between threads, so bits depend on neither the number of rows
+// nor the block's size.
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Milakov and Gimelshein 2018, arXiv:1805.02867.
 #include "backend/cuda/attention.cuh"
@@ -83,11 +83,22 @@ __device__ inline void add_scaled(Lane to, float factor, const Native* b, int HS
 
 } // namespace
 
+void attention_check(int HS, bool backward) {
+    size_t bytes = (backward ? 4 * (size_t)HS : 2 * (size_t)HS + 2) * sizeof(float);
+    if (bytes <= device_shared_bytes()) return;
+    Error error = {};
+    error_set(&error, EXIT_USAGE,
+              "a head of C/NH = %d elements takes %zu bytes of shared memory, a block of this GPU "
+              "has %zu: use more heads",
+              HS, bytes, device_shared_bytes());
+    error_exit(&error);
+}
+
 // ---- forward, plain -----------------------------------------------------------------------------
 
 // Work: `parts` neighbouring threads a query, each with every parts-th key (1 in training; 32 where
-// queries are few); their maxima, sums and outputs are merged in order. blockIdx.x counts groups of
-// queries, blockIdx.y batch and head. Query t attends to keys 0 .. first_pos + t.
+// queries are few); their maxima, sums and outputs are merged in order. blockIdx.x counts batch and
+// head, blockIdx.y groups of queries. Query t attends to keys 0 .. first_pos + t.
 // Bytes: 4 B T C floatX, K and V again for every group of queries (L2). FLOPs: 2 B T^2 C (causal
 // half of 4). Bound: shared memory (three accesses for two multiply-adds).
 //   out, q (B*T, C)   k, v (B*T or maxT, C)   lse (B, NH, T) or NULL
@@ -96,8 +107,8 @@ __global__ void attention_plain_forward_kernel(Matrix out, float* lse, Matrix q,
                                                int first_pos, int T, int NH, int HS, int parts) {
     DYNAMIC_SHARED(float, shared); // queries, then outputs (HS, blockDim); then max, sum (blockDim)
     int threads = blockDim.x, queries = threads / parts, part = threadIdx.x % parts;
-    int t = blockIdx.x * queries + threadIdx.x / parts, h = blockIdx.y % NH;
-    size_t batch = (size_t)(blockIdx.y / NH) * T;
+    int t = blockIdx.y * queries + threadIdx.x / parts, h = blockIdx.x % NH;
+    size_t batch = (size_t)(blockIdx.x / NH) * T;
     Lane query = {shared + threadIdx.x, threads};
     Lane output = {shared + (size_t)HS * threads + threadIdx.x, threads};
     float* maxima = shared + (size_t)2 * HS * threads;
@@ -142,7 +153,7 @@ __global__ void attention_plain_forward_kernel(Matrix out, float* lse, Matrix q,
     }
     if (is_inside && part == 0) {
         write_vector<ALIGNED>(out.row(batch + t) + h * HS, output, 1.0f / sum, HS);
-        if (lse) lse[(size_t)blockIdx.y * T + t] = LN2 * (top + log2f(sum));
+        if (lse) lse[(size_t)blockIdx.x * T + t] = LN2 * (top + log2f(sum));
     }
 }
 
@@ -154,7 +165,7 @@ void plain_forward(Rows out, float* lse, Rows q, Rows k, Rows v, int first_pos, 
     if (parts > threads) parts = threads;
     bool aligned = packs_are_aligned(HS, out, q) && packs_are_aligned(HS, k, v);
     size_t shared_bytes = (size_t)threads * (2 * HS + 2) * sizeof(float);
-    dim3 grid((unsigned)ceil_div((size_t)T, threads / parts), B * NH);
+    dim3 grid(B * NH, (unsigned)ceil_div((size_t)T, threads / parts));
     launch_shared(aligned ? attention_plain_forward_kernel<true>
                           : attention_plain_forward_kernel<false>,
                   grid, threads, shared_bytes, native(out), lse, native(q), native(k), native(v),
@@ -224,9 +235,9 @@ template <bool ALIGNED>
 __global__ void attention_plain_dq_kernel(Matrix dqkv, Matrix dout, Matrix qkv, const float* lse,
                                           const float* delta, int T, int C, int NH, int HS) {
     DYNAMIC_SHARED(float, shared); // q, dout, dq (HS, blockDim)
-    int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y % NH;
+    int t = blockIdx.y * blockDim.x + threadIdx.x, h = blockIdx.x % NH;
     if (t >= T) return;
-    size_t batch = (size_t)(blockIdx.y / NH) * T, row = batch + t, vector = (size_t)HS * blockDim.x;
+    size_t batch = (size_t)(blockIdx.x / NH) * T, row = batch + t, vector = (size_t)HS * blockDim.x;
     Lane q = {shared + threadIdx.x, (int)blockDim.x};
     Lane d_out = {q.first + vector, q.stride}, dq = {q.first + 2 * vector, q.stride};
     read_vector<ALIGNED>(q, qkv.row(row) + h * HS, HS);
@@ -234,8 +245,8 @@ __global__ void attention_plain_dq_kernel(Matrix dqkv, Matrix dout, Matrix qkv, 
     for (int d = 0; d < HS; d++) dq[d] = 0.0f;
 
     float scale = rsqrtf((float)HS);
-    float lse_t = LOG2E * lse[(size_t)blockIdx.y * T + t],
-          delta_t = delta[(size_t)blockIdx.y * T + t];
+    float lse_t = LOG2E * lse[(size_t)blockIdx.x * T + t],
+          delta_t = delta[(size_t)blockIdx.x * T + t];
     for (int key = 0; key <= t; key++) {
         const Native* k = qkv.row(batch + key) + C + h * HS;
         float p = exp2f(LOG2E * scale * dot<ALIGNED>(q, k, HS) - lse_t);
@@ -252,9 +263,9 @@ template <bool ALIGNED>
 __global__ void attention_plain_dkv_kernel(Matrix dqkv, Matrix dout, Matrix qkv, const float* lse,
                                            const float* delta, int T, int C, int NH, int HS) {
     DYNAMIC_SHARED(float, shared); // k, v, dk, dv (HS, blockDim)
-    int first = blockIdx.x * blockDim.x, key = first + threadIdx.x, h = blockIdx.y % NH;
+    int first = blockIdx.y * blockDim.x, key = first + threadIdx.x, h = blockIdx.x % NH;
     if (key >= T) return;
-    size_t batch = (size_t)(blockIdx.y / NH) * T, row = batch + key;
+    size_t batch = (size_t)(blockIdx.x / NH) * T, row = batch + key;
     size_t vector = (size_t)HS * blockDim.x;
     Lane k = {shared + threadIdx.x, (int)blockDim.x}, v = {k.first + vector, k.stride};
     Lane dk = {k.first + 2 * vector, k.stride}, dv = {k.first + 3 * vector, k.stride};
@@ -267,9 +278,9 @@ __global__ void attention_plain_dkv_kernel(Matrix dqkv, Matrix dout, Matrix qkv,
         if (t < key) continue; // all threads look at the same query
         const Native* q = qkv.row(batch + t) + h * HS;
         const Native* d_out = dout.row(batch + t) + h * HS;
-        float lse_t = LOG2E * lse[(size_t)blockIdx.y * T + t];
+        float lse_t = LOG2E * lse[(size_t)blockIdx.x * T + t];
         float p = exp2f(LOG2E * scale * dot<ALIGNED>(k, q, HS) - lse_t);
-        float ds = p * (dot<ALIGNED>(v, d_out, HS) - delta[(size_t)blockIdx.y * T + t]);
+        float ds = p * (dot<ALIGNED>(v, d_out, HS) - delta[(size_t)blockIdx.x * T + t]);
         add_scaled<ALIGNED>(dv, p, d_out, HS);
         add_scaled<ALIGNED>(dk, ds, q, HS);
     }
@@ -294,7 +305,7 @@ void attention_backward(Rows dqkv, Rows dout, Rows qkv, Rows out, const float* l
 
     bool aligned = packs_are_aligned(HS, dqkv, dout) && packs_are_aligned(HS, qkv, qkv);
     int threads = threads_that_fit(4, HS);
-    dim3 grid((unsigned)ceil_div((size_t)T, threads), B * NH);
+    dim3 grid(B * NH, (unsigned)ceil_div((size_t)T, threads));
     size_t vector_bytes = (size_t)threads * HS * sizeof(float);
     launch_shared(aligned ? attention_plain_dq_kernel<true> : attention_plain_dq_kernel<false>,
                   grid, threads, 3 * vector_bytes, native(dqkv), native(dout), native(qkv), lse,

@@ -10,8 +10,6 @@
 namespace {
 
 constexpr float EPS = 1e-5f;
-constexpr size_t FREE_SHARED_BYTES = 48 * 1024; // dynamic shared memory that needs no permission
-constexpr size_t MAX_SHARED_BYTES = 160 * 1024; // of sm_80's 163 KB; sm_90 and sm_100 have 227
 
 // Rows of a block in the backward pass, from N alone: at least 32, so that the partial sums of
 // dweight and dbias (16 C bytes a block, written and read) stay under a tenth of the 8 C bytes of
@@ -180,6 +178,7 @@ __global__ void layernorm_backward_kernel(Matrix dinp, Matrix dresidual, float* 
         float m = __shfl_sync(~0u, statistic, 0);
         float s = __shfl_sync(~0u, statistic, 1);
         float sum_g = 0.0f, sum_gn = 0.0f;
+#pragma unroll 2 // so that loads of two packs are on their way
         for (int c = lane * PACK; c < C; c += WARP * PACK) {
             float d[PACK], x[PACK], w[PACK], dweight[PACK], dbias[PACK];
             load<ALIGNED>(d, dout_row + c, C - c);
@@ -244,7 +243,9 @@ void layernorm_backward(Rows dinp, Rows dresidual, Grad dweight, Grad dbias, Row
                    is_aligned16(dout) && is_aligned16(inp) && is_aligned16(weight);
     size_t row_bytes = padded(C) * sizeof(Native);
     size_t warp_bytes = 2 * padded(C) * sizeof(float) + 2 * row_bytes;
-    int warps = warps_that_fit(16, row_bytes, warp_bytes, MAX_SHARED_BYTES);
+    // More shared memory, more warps: the order of the sums, and so the last bits of dweight and
+    // dbias, depend on the model of the GPU.
+    int warps = warps_that_fit(16, row_bytes, warp_bytes, device_shared_bytes());
     bool cached = warps > 0;
     if (!cached) warps = 1;
 

@@ -27,8 +27,8 @@ __device__ inline void load_tile(float (*tile)[TILE], Strided x, int first, int 
 __global__ void __launch_bounds__(THREADS)
     matmul_plain_kernel(Grad out, size_t ld, Strided a, Strided b, Epilogue epilogue, int m, int n,
                         int k) {
-    __shared__ float a_tile[DEPTH][TILE], b_tile[DEPTH][TILE];
-    int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE;
+    __shared__ __align__(16) float a_tile[DEPTH][TILE], b_tile[DEPTH][TILE]; // read in packs
+    int row0 = blockIdx.x * TILE, col0 = blockIdx.y * TILE;
     int y = threadIdx.x / (TILE / EACH), x = threadIdx.x % (TILE / EACH);
     float sum[EACH][EACH] = {};
     for (int k0 = 0; k0 < k; k0 += DEPTH) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(THREADS)
 
 void matmul_plain(Grad out, size_t ld, Strided a, Strided b, const Epilogue& epilogue, int m, int n,
                   int k) {
-    dim3 grid((unsigned)ceil_div((size_t)n, TILE), (unsigned)ceil_div((size_t)m, TILE));
+    dim3 grid((unsigned)ceil_div((size_t)m, TILE), (unsigned)ceil_div((size_t)n, TILE));
     Strided b_transposed = {b.ptr, b.col, b.row};
     launch(matmul_plain_kernel, grid, THREADS, 0, compute_stream(), out, ld, a, b_transposed,
            epilogue, m, n, k);

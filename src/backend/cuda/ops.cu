@@ -36,6 +36,7 @@ size_t ops_scratch_bytes(const OpsShape* shape) {
 void ops_init(const OpsShape* shape, void* scratch) {
     ops.scratch = static_cast<char*>(scratch);
     ops.region_bytes = region_bytes(shape);
+    attention_check(shape->C / shape->NH, shape->backward);
     matmul_init(scratch, shape->tf32, shape->gelu_fusion);
 }
 

@@ -63,7 +63,7 @@ int bias_chunk_rows(int N) {
 template <bool ALIGNED>
 __global__ void bias_backward_kernel(float* partials, Matrix dout, int N, int cols,
                                      int chunk_rows) {
-    __shared__ float of_warp[BIAS_WARPS][BIAS_COLUMNS];
+    __shared__ __align__(16) float of_warp[BIAS_WARPS][BIAS_COLUMNS]; // written in packs
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int c = blockIdx.x * BIAS_COLUMNS + lane * PACK;
     float sum[PACK] = {};

@@ -20,10 +20,10 @@ struct SegmentTable {
 // Calls run(table, elements of its largest segment) for all segments, at most MAX at a time.
 template <class Run>
 inline void for_each_table(const Segment* segments, int num_segments, Run run) {
-    for (int first = 0; first < num_segments; first += SegmentTable::MAX) {
+    for (int i = 0; i < num_segments;) {
         SegmentTable table = {};
         size_t largest = 0;
-        for (int i = first; i < num_segments && table.count < SegmentTable::MAX; i++) {
+        for (; i < num_segments && table.count < SegmentTable::MAX; i++) {
             const Segment& s = segments[i];
             if (s.elems == 0) continue;
             table.at[table.count++] = {s.offset, s.offset + s.elems, s.decay};
