@@ -19,13 +19,15 @@ namespace {
 // CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability", 9.0.
 constexpr int MULTIPROCESSORS = 4;
 constexpr int MAX_BLOCK = 1024, MAX_THREADS_PER_SM = 2048, MAX_BLOCKS_PER_SM = 32;
-constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_OPT_IN = 227 << 10, SHARED_PER_SM = 228 << 10;
+constexpr size_t SHARED_DEFAULT = 48 << 10;
 constexpr size_t SHARED_RESERVED = 1 << 10; // by the system, for every block
 constexpr unsigned MAX_GRID_X = 0x7FFFFFFF, MAX_GRID_YZ = 65535;
 constexpr unsigned MAX_BLOCK_Z = 64;
 constexpr int HIGHEST_PRIORITY = -5; // lower numbers go first
 
 int current_device;
+
+size_t shared_per_sm() { return settings().shared_bytes + SHARED_RESERVED; }
 
 bool exists(int device) { return device >= 0 && device < settings().devices; }
 
@@ -45,9 +47,9 @@ size_t shared_limit(const void* kernel) {
 }
 
 cudaError_t set_shared_limit(const void* kernel, int bytes) {
-    if (bytes < 0 || static_cast<size_t>(bytes) > SHARED_OPT_IN) {
+    if (bytes < 0 || static_cast<size_t>(bytes) > settings().shared_bytes) {
         return refuse(cudaErrorInvalidValue, "kernel %s: %d bytes of shared memory, at most %zu",
-                      function_name(kernel), bytes, SHARED_OPT_IN);
+                      function_name(kernel), bytes, settings().shared_bytes);
     }
     auto is_kernel = [kernel](const OptIn& o) { return o.kernel == kernel; };
     opt_ins.erase(std::remove_if(opt_ins.begin(), opt_ins.end(), is_kernel), opt_ins.end());
@@ -86,8 +88,8 @@ void fill_properties(cudaDeviceProp* p, int device) {
     p->maxThreadsPerMultiProcessor = MAX_THREADS_PER_SM;
     p->maxBlocksPerMultiProcessor = MAX_BLOCKS_PER_SM;
     p->sharedMemPerBlock = SHARED_DEFAULT;
-    p->sharedMemPerBlockOptin = SHARED_OPT_IN;
-    p->sharedMemPerMultiprocessor = SHARED_PER_SM;
+    p->sharedMemPerBlockOptin = settings().shared_bytes;
+    p->sharedMemPerMultiprocessor = shared_per_sm();
     p->reservedSharedMemPerBlock = SHARED_RESERVED;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
     p->totalGlobalMem = settings().memory_bytes;
@@ -162,7 +164,7 @@ cudaError_t max_active_blocks(int* blocks, const void* kernel, int threads, size
     if (threads < 1) return cudaErrorInvalidValue;
     if (threads > MAX_BLOCK || shared_bytes > shared_limit(kernel)) return cudaSuccess;
     int by_threads = MAX_THREADS_PER_SM / ((threads + 31) / 32 * 32);
-    int by_shared = static_cast<int>(SHARED_PER_SM / (shared_bytes + SHARED_RESERVED));
+    int by_shared = static_cast<int>(shared_per_sm() / (shared_bytes + SHARED_RESERVED));
     *blocks = std::min({by_threads, by_shared, MAX_BLOCKS_PER_SM});
     return cudaSuccess;
 }

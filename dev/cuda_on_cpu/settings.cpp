@@ -91,7 +91,10 @@ void read_variable(Settings* s, const char* name, const char* value) {
         s->devices = static_cast<int>(number());
     else if (is("MEMORY_MB"))
         s->memory_bytes = number() << 20;
-    else if (is("ASYNC")) {
+    else if (is("SHARED_KB")) {
+        if (number() < 48 || number() > 227) refuse(name, value, "48 to 227");
+        s->shared_bytes = number() << 10;
+    } else if (is("ASYNC")) {
         if (strcmp(value, "early") != 0 && strcmp(value, "late") != 0) {
             refuse(name, value, "early or late");
         }

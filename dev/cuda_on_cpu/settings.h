@@ -18,8 +18,9 @@ struct Settings {
     bool hide = true;          // device memory is out of reach while host code runs
     bool copies_early = false; // cp.async at the call, not at the wait
     int devices = 1;
-    size_t memory_bytes = size_t(8) << 30; // of the device
-    long drop_wait = 0;                    // ignore the i-th wait for an event, counted from 1
+    size_t memory_bytes = size_t(8) << 30;   // of the device
+    size_t shared_bytes = size_t(227) << 10; // that a block may ask for
+    long drop_wait = 0;                      // ignore the i-th wait for an event, counted from 1
     long drop_edge = 0;        // ignore every wait of the i-th pair (event, waiting stream)
     bool no_epilogues = false; // cublasLt has no algorithm for fused epilogues
     bool no_products = false;  // nor for anything else

@@ -223,6 +223,8 @@ list() {
 CUDA_ON_CPU_DEVICES=0 0 runtime no_device
 CUDA_ON_CPU_NO_EPILOGUES=1 0 cublaslt no_epilogues
 CUDA_ON_CPU_NO_EPILOGUES=all 0 cublaslt no_products
+CUDA_ON_CPU_SHARED_KB=99 0 runtime shared_99
+CUDA_ON_CPU_SHARED_KB=228 2 kernels
 CUDA_ON_CPU_HIDE=0 0 bugs host_reads_device_memory
 CUDA_ON_CPU_ORDER=backwards 2 kernels
 CUDA_ON_CPU_LAZZY=1 2 kernels

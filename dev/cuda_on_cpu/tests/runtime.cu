@@ -196,6 +196,19 @@ void test_launches() {
     cudaGetLastError();
 }
 
+// A block may ask for `kb` of shared memory, not for more.
+void test_shared_limit(int kb) {
+    const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    cudaDeviceProp p;
+    CUDACHECK(cudaGetDeviceProperties(&p, 0));
+    EXPECT(p.sharedMemPerBlockOptin == static_cast<size_t>(kb) << 10);
+    EXPECT(p.sharedMemPerMultiprocessor == static_cast<size_t>(kb + 1) << 10);
+    CUDACHECK(cudaFuncSetAttribute(shared_kernel, limit, kb << 10));
+    EXPECT(refused([=] { return cudaFuncSetAttribute(shared_kernel, limit, (kb << 10) + 1); }) ==
+           cudaErrorInvalidValue);
+    EXPECT(cudaGetLastError() == cudaErrorInvalidValue);
+}
+
 void test_without_device() { // CUDA_ON_CPU_DEVICES=0
     int count = -1;
     void* p;
@@ -209,7 +222,10 @@ void test_without_device() { // CUDA_ON_CPU_DEVICES=0
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "no_device") == 0) {
         test_without_device();
+    } else if (argc > 1 && strcmp(argv[1], "shared_99") == 0) { // CUDA_ON_CPU_SHARED_KB=99
+        test_shared_limit(99);
     } else {
+        test_shared_limit(227);
         test_device();
         test_memory();
         test_streams();
