@@ -238,6 +238,18 @@ def watchdog_over_nccl(folder):
 
 
 @case(built, ci_tier)
+def self_test_of_nccl(folder):
+    """A link that brings wrong numbers or nothing is named before the first step."""
+    wrong = train(folder / "out", ranks=3, ZERO_FAULT="link:rank=1")
+    words = ("self-test on rank 0 (host ", "CUDA device 0", "288 instead of 287 from rank 1")
+    refused(wrong, 5, *words, "NCCL_P2P_DISABLE", "--comm mpi")
+    mute = train(folder / "out", ranks=3, ZERO_FAULT="link:rank=1:ms=80000")
+    refused(mute, 5, "self-test has not ended for 30 s", "(host ", "NCCL_P2P_DISABLE", "--comm mpi")
+    late = works(train(folder / "out", ranks=2, ZERO_FAULT="link:rank=1:ms=500"))
+    expect_equal(late.hash, works(train(folder / "one")).hash)
+
+
+@case(built, ci_tier)
 def two_ranks_on_one_gpu(folder):
     one = {"CUDA_ON_CPU_DEVICES": 1}
     run = train(folder / "nccl", ranks=2, **one)

@@ -116,7 +116,8 @@ Comm* comm_nccl_create(Comm* mpi, Error* error); // takes `mpi` for host message
 #endif
 
 // Replaces the transport by the device's own where that was asked for or is the default: NCCL for
-// CUDA. On the CPU it returns `comm`. Collective. NULL on error.
+// CUDA, which ends its start-up with a self-test. On the CPU it returns `comm`. Collective; after
+// an error, which not every rank need have, what it returns is good for comm_agree.
 Comm* comm_attach_device(Comm* comm, const CommOptions* options, Error* error);
 
 // ---- agreement ----------------------------------------------------------------------------------

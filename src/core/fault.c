@@ -21,7 +21,8 @@ static const struct {
     const char* name;
     FaultKind kind;
 } kinds[] = {{"nan", FAULT_NAN},     {"skip", FAULT_SKIP}, {"count", FAULT_COUNT},
-             {"delay", FAULT_DELAY}, {"stop", FAULT_STOP}, {"killsave", FAULT_KILLSAVE}};
+             {"delay", FAULT_DELAY}, {"stop", FAULT_STOP}, {"killsave", FAULT_KILLSAVE},
+             {"link", FAULT_LINK}};
 enum { NUM_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 static bool parse_kind(const char* text, Error* error) {
@@ -32,7 +33,8 @@ static bool parse_kind(const char* text, Error* error) {
         }
     }
     return error_set(error, EXIT_USAGE,
-                     "ZERO_FAULT: kind '%s' is not one of nan, skip, count, delay, stop, killsave",
+                     "ZERO_FAULT: kind '%s' is not one of nan, skip, count, delay, stop, killsave, "
+                     "link",
                      text);
 }
 

@@ -20,6 +20,7 @@ typedef enum {
     FAULT_DELAY,    // one rank sleeps `ms` before each collective (or only number seq)
     FAULT_STOP,     // one rank stops itself (SIGSTOP) at a step
     FAULT_KILLSAVE, // SIGKILL in the middle of a save
+    FAULT_LINK,     // what one rank sends when links are tested is wrong or, with `ms`, late
 } FaultKind;
 
 // Reads and checks both variables once; bad text is an error of the user.
