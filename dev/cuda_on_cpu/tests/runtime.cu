@@ -225,12 +225,12 @@ int main(int argc, char** argv) {
     } else if (argc > 1 && strcmp(argv[1], "shared_99") == 0) { // CUDA_ON_CPU_SHARED_KB=99
         test_shared_limit(99);
     } else {
-        test_shared_limit(227);
         test_device();
         test_memory();
         test_streams();
         test_events();
         test_launches();
+        test_shared_limit(227);
     }
     return num_failed != 0;
 }
