@@ -268,24 +268,15 @@ static void print_token(int token, void* context) {
 }
 
 static void continue_prompt(Run* run) {
-    Error error = no_error;
     const Options* o = &run->options;
-    int num_prompt = 0;
-    int* prompt =
-        tokenizer_prompt(&run->tokenizer, o->prompt, o->prompt_tokens, &num_prompt, &error);
-    if (prompt && o->sample_tokens > run->config.T - num_prompt)
-        error_set(&error, EXIT_USAGE, "the prompt's %d tokens and -g %d exceed the model's T=%d",
-                  num_prompt, o->sample_tokens, run->config.T);
-    comm_agree(run->comm, &error);
-    int total = num_prompt + o->sample_tokens;
+    int num_prompt = run->num_prompt, total = num_prompt + o->sample_tokens;
     int* tokens = (int*)checked_malloc((size_t)total * sizeof(int));
-    memcpy(tokens, prompt, (size_t)num_prompt * sizeof(int));
+    memcpy(tokens, run->prompt, (size_t)num_prompt * sizeof(int));
     void* printer = run->comm->rank == 0 ? &run->tokenizer : NULL;
     for (int i = 0; i < num_prompt; i++) print_token(tokens[i], printer);
     Sampling sampling = {o->temperature, o->top_k, o->seed, 0};
     generate(&run->step, &sampling, tokens, num_prompt, total, print_token, printer);
     if (printer && isatty(STDOUT_FILENO)) fputc('\n', stderr);
-    free(prompt);
     free(tokens);
 }
 
@@ -323,11 +314,12 @@ int main(int argc, char** argv) {
         Error error = no_error;
         bool is_done = strcmp(end.reason, "finished") == 0 && run.max_steps > 0;
         if (is_done && end.exit_code == EXIT_FINISHED && o->output_dir && o->save_every >= 0)
-            checkpoint_mark_done(&run.checkpoints, run.state.step, &error);
+            checkpoint_mark_done(o->output_dir, run.state.step, run.comm, &error);
         log_end(run.log, &info);
         report_end(&run.report, &info);
         log_close(run.log, &error);
         comm_agree(run.comm, &error);
+        if (end.exit_code == EXIT_FINISHED) end.exit_code = finish_answer(&run);
     }
     watchdog_stop();
     run_close(&run);

@@ -310,7 +310,7 @@ static void test_keep(void) {
     EXPECT(readlink(in_root(path, "out/latest"), target, sizeof(target) - 1) == 13 &&
                strcmp(target, "step_00000009") == 0,
            "latest -> %s", target);
-    EXPECT(checkpoint_mark_done(&checkpoints, 9, &error) && is_there("out/DONE_00000009"), "%s",
+    EXPECT(checkpoint_mark_done(out_dir, 9, self, &error) && is_there("out/DONE_00000009"), "%s",
            error.text);
     test_report("checkpoints kept: newest 2 and milestones");
     zero_unmake(&zero);

@@ -92,7 +92,7 @@ static void test_refusals(void) {
     refuses("-b x", "-b x|whole number");
     refuses("-b 1e3", "-b 1e3|whole number");
     refuses("-d 99999999999999999999", "-d|whole number");
-    refuses("--micro-batch=", "--micro-batch|whole number");
+    refuses("--micro-batch=", "--micro-batch|needs a value");
     refuses("-l nan", "-l nan");
     refuses("-l inf", "-l inf");
     refuses("-l -1", "-l -1|0 or more");

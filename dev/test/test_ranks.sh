@@ -95,17 +95,17 @@ head -c 20000 /dev/urandom | base64 -w 0 >"$folder/text.txt"
 trainer=("$build/train_gpt2" -i "$folder/text.txt" -e L=3,NH=3,C=48,V=257,T=32 -b 2 -t 32 -d 384 -x 9
     -v 0 -s 0 --comm-timeout 2)
 three=(mpirun -np 3)
-fault "skipped, stage 2" 5 '^error: rank 1 has not entered seq 38 [a-z_]+\((block [0-2]|embedding)\) step 2 micro [01]; ranks 0,2 wait there' \
-    env ZERO_FAULT=skip:rank=1:seq=38 "${three[@]}" "${trainer[@]}" -z 2
+fault "skipped, stage 2" 5 '^error: rank 1 has not entered seq 39 [a-z_]+\((block [0-2]|embedding)\) step 2 micro [01]; ranks 0,2 wait there' \
+    env ZERO_FAULT=skip:rank=1:seq=39 "${three[@]}" "${trainer[@]}" -z 2
 fault "stopped, stage 3" 5 '^error: rank 2 has not entered seq [0-9]+ [a-z_]+.* step 3 micro 0; ranks 0,1 wait there for [2-4] s' \
     env ZERO_FAULT=stop:rank=2:step=3 "${three[@]}" "${trainer[@]}" -z 3
 fault "stopped at start" 5 '^error: rank 1 has not entered seq 2 message step 0 micro 0; ranks 0,2 wait there' \
     env ZERO_FAULT=stop:rank=1:seq=2 "${three[@]}" "${trainer[@]}"
 if in_tier ci; then
-    fault "skipped without data, stage 3" 5 '^error: rank 0 has not entered seq 40 ' \
-        env ZERO_FAULT=skip:rank=0:seq=40 "${three[@]}" "${trainer[@]}" -z 3
-    fault "wrong count, stage 1" 5 '^error: rank 2 entered seq 37 .* with [0-9]+ elements, ranks 0,1 entered' \
-        env ZERO_FAULT=count:rank=2:seq=37 "${three[@]}" "${trainer[@]}" -z 1
+    fault "skipped without data, stage 3" 5 '^error: rank 0 has not entered seq 41 ' \
+        env ZERO_FAULT=skip:rank=0:seq=41 "${three[@]}" "${trainer[@]}" -z 3
+    fault "wrong count, stage 1" 5 '^error: rank 2 entered seq 38 .* with [0-9]+ elements, ranks 0,1 entered' \
+        env ZERO_FAULT=count:rank=2:seq=38 "${three[@]}" "${trainer[@]}" -z 1
     fault "late beyond the time-out, stage 0" 5 '^error: rank 1 has not entered seq ' \
         env ZERO_FAULT=delay:rank=1:step=3:ms=9000 "${three[@]}" "${trainer[@]}" -z 0
     fault "NaN, stage 2" 3 '^error: step 3: .* h.1.mlp.c_fc.weight on rank 1 ' \
@@ -117,8 +117,8 @@ if [ $two_hosts = yes ]; then
     export ZERO_FAULT=stop:rank=3:step=3
     fault "stopped, 2 hosts" 5 '^error: rank 3 has not entered seq ' \
         "${hosts[@]}" "${trainer[@]}" -d 512 -z 3
-    export ZERO_FAULT=skip:rank=2:seq=37
-    fault "skipped, 2 hosts" 5 '^error: rank 2 has not entered seq 37 ' \
+    export ZERO_FAULT=skip:rank=2:seq=38
+    fault "skipped, 2 hosts" 5 '^error: rank 2 has not entered seq 38 ' \
         "${hosts[@]}" "${trainer[@]}" -d 512 -z 3
 fi
 

@@ -1,21 +1,22 @@
 // core/fault.c - faults on purpose. See fault.h.
 #include "core/fault.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
     FaultKind kind;
-    bool is_mine; // of this rank, or of every rank
-    long step, seq;
+    bool is_mine;         // of this rank, or of every rank
+    long rank, step, seq; // -1: not given
     char tensor[64];
     int ms;
     bool poison;
     char description[256];
 } Fault;
-static const Fault no_fault = {.kind = FAULT_NONE, .step = -1, .seq = -1};
-static Fault fault = {.kind = FAULT_NONE, .step = -1, .seq = -1};
+static const Fault no_fault = {.kind = FAULT_NONE, .rank = -1, .step = -1, .seq = -1};
+static Fault fault = {.kind = FAULT_NONE, .rank = -1, .step = -1, .seq = -1};
 
 static const struct {
     const char* name;
@@ -48,11 +49,12 @@ static bool parse_field(char* field, int rank, Error* error) {
     }
     char* end;
     const long number = strtol(value, &end, 10);
-    if (end == value || *end || number < 0) {
-        return error_set(error, EXIT_USAGE, "ZERO_FAULT: %s is '%s', not a number >= 0", field,
-                         value);
+    if (end == value || *end || number < 0 || number > INT_MAX) {
+        return error_set(error, EXIT_USAGE, "ZERO_FAULT: %s is '%s', expected 0 to %d", field,
+                         value, INT_MAX);
     }
     if (strcmp(field, "rank") == 0) {
+        fault.rank = number;
         fault.is_mine = number == rank;
     } else if (strcmp(field, "step") == 0) {
         fault.step = number;
@@ -93,6 +95,16 @@ bool fault_init(int rank, Error* error) {
         if (!parse_field(field, rank, error)) return false;
     }
     strcpy(fault.description, given);
+    return true;
+}
+
+bool fault_check(const ParamTable* table, int world_size, Error* error) {
+    if (fault.rank >= world_size)
+        return error_set(error, EXIT_USAGE, "ZERO_FAULT: rank %ld of %d ranks", fault.rank,
+                         world_size);
+    if (fault.tensor[0] && param_find(table, fault.tensor) < 0)
+        return error_set(error, EXIT_USAGE, "ZERO_FAULT: the model has no tensor '%s'",
+                         fault.tensor);
     return true;
 }
 

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include "core/check.h"
+#include "core/params.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +26,8 @@ typedef enum {
 
 // Reads and checks both variables once; bad text is an error of the user.
 bool fault_init(int rank, Error* error);
+// Are there such a rank and such a tensor? A fault that cannot happen would pass for one survived.
+bool fault_check(const ParamTable* table, int world_size, Error* error);
 
 // "nan:rank=1:step=3" as given, or "" when nothing is set: for the start table.
 const char* fault_description(void);

@@ -576,16 +576,16 @@ bool checkpoint_exists(const Checkpoints* checkpoints, long step) {
     return exists;
 }
 
-bool checkpoint_mark_done(const Checkpoints* checkpoints, long step, Error* error) {
-    if (checkpoints->comm->rank == 0) {
+bool checkpoint_mark_done(const char* out, long step, Comm* comm, Error* error) {
+    if (comm->rank == 0) {
         char name[32], path[PATH_MAX];
         snprintf(name, sizeof(name), "DONE_%08ld", step);
-        path_join(path, checkpoints->out, name);
+        path_join(path, out, name);
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
         if (fd < 0 || fsync(fd) != 0) {
             error_set(error, EXIT_FILE_IO, "%s: cannot write it: %s", path, strerror(errno));
         }
         if (fd >= 0) close(fd);
     }
-    return comm_all_ok(checkpoints->comm, error);
+    return comm_all_ok(comm, error);
 }

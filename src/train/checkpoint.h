@@ -75,7 +75,7 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
 bool checkpoint_exists(const Checkpoints* checkpoints, long step);
 
 // Writes the empty marker OUT/DONE_%08d.
-bool checkpoint_mark_done(const Checkpoints* checkpoints, long step, Error* error);
+bool checkpoint_mark_done(const char* out, long step, Comm* comm, Error* error);
 
 #ifdef __cplusplus
 }

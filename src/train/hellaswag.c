@@ -144,7 +144,7 @@ bool hellaswag_open(HellaSwag* eval, const char* path, int T, int V, Error* erro
     size_t length = strlen(path);
     CHECK(length < sizeof eval->path, "path of %zu bytes", length);
     memcpy(eval->path, path, length + 1);
-    eval->fd = open(path, O_RDONLY | O_CLOEXEC);
+    eval->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
     if (eval->fd < 0)
         return error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_header(eval, error);

@@ -213,7 +213,7 @@ static const Option* find_option(const char* name, size_t length) {
 bool option_given(const Options* options, const char* long_name) {
     const Option* option = find_option(long_name, strlen(long_name));
     CHECK(option, "no option is called %s", long_name);
-    return options->given[option - TABLE];
+    return options->given[option - TABLE] != NULL;
 }
 
 // ---- values -------------------------------------------------------------------------------------
@@ -272,7 +272,6 @@ static bool set_value(Options* options, const Option* option, const char* as, co
     double real = 0;
     switch (option->type) {
     case TEXT:
-        if (!*text) return error_set(error, EXIT_USAGE, "%s needs a value, got empty text", as);
         *(const char**)field = text;
         return true;
     case INT:
@@ -361,7 +360,7 @@ static bool unknown_option(const char* argument, size_t length, Error* error) {
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)(length < 60 ? length : 60), argument);
     const char* nearest = NULL;
-    int least = 1 + (int)strlen(name) / 2;
+    int least = ((int)strlen(name) + 1) / 2;
     for (int i = 0; i < TABLE_SIZE; i++) {
         if (TABLE[i].type == SECTION || !TABLE[i].help) continue;
         const char* names[2] = {TABLE[i].name, TABLE[i].short_name};
@@ -400,8 +399,10 @@ static bool parse_arguments(Options* options, int argc, char** argv, Error* erro
                 return error_set(error, EXIT_USAGE, "%s needs a value, got the option %s", as,
                                  value);
         }
+        if (value && !*value)
+            return error_set(error, EXIT_USAGE, "%s needs a value, got empty text", as);
         if (!set_value(options, option, as, value, error)) return false;
-        options->given[option - TABLE] = true;
+        options->given[option - TABLE] = value ? value : "";
     }
     return true;
 }
@@ -428,6 +429,9 @@ static bool check_together(const Options* o, Error* error) {
                          "--ranks is for --plan and --dry-run; a run takes its ranks from the "
                          "launcher: mpirun -np %d",
                          o->plan_ranks);
+    if (o->check_data && (wants_prompt(o) || o->plan))
+        return error_set(error, EXIT_USAGE,
+                         "--check-data reads -i and -j, which --plan and a prompt do not");
     if (o->prompt && o->prompt_tokens)
         return error_set(error, EXIT_USAGE, "--prompt and --prompt-tokens exclude each other");
     if (option_given(o, "--lr-scale") && !o->lr_batch_tokens)
@@ -510,6 +514,26 @@ void options_print_help(void) {
     printf("\nExit codes: 0 finished, 1 internal error, 2 bad arguments or input, 3 stopped on "
            "numbers\n"
            "that are not finite, 4 file error, 5 communication failure or time-out.\n");
+}
+
+// A space and the text, in quotes where a shell would take it for more than text.
+static void print_quoted(const char* text) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_+-.,:=/";
+    bool quotes = text[strspn(text, plain)] != '\0';
+    fputs(quotes ? " '" : " ", stdout);
+    for (; *text; text++) *text == '\'' ? fputs("'\\''", stdout) : putchar(*text);
+    if (quotes) putchar('\'');
+}
+
+void options_print_given(const Options* options) {
+    for (int i = 0; TABLE[i].field != FIELD(plan) || TABLE[i].type != FLAG; i++) {
+        const Option* option = &TABLE[i];
+        const char* text = options->given[i];
+        if (!text || option->type == STAGE) continue;
+        printf(" %s", option->short_name ? option->short_name : option->name);
+        if (option->type != FLAG) print_quoted(text);
+    }
 }
 
 // ---- what follows from model, ranks and backend -------------------------------------------------

@@ -70,7 +70,7 @@ typedef struct {
     int plan_ranks;                       // --ranks (0: the ranks of this run)
     const char* hash_file;                // --hash
     int tf32, gelu_fusion, log_gpu_every; // -f -ge -lg
-    bool given[OPTIONS_MAX];              // by place in the table, see option_given
+    const char* given[OPTIONS_MAX];       // text by place in the table, see option_given; NULL: not
 } Options;
 
 // A prompt instead of training?
@@ -84,6 +84,9 @@ bool options_parse(Options* options, int argc, char** argv, Error* error);
 bool option_given(const Options* options, const char* long_name);
 
 void options_print_help(void); // stdout
+
+// What was given on the command line, as a shell takes it, without -z and questions. stdout
+void options_print_given(const Options* options);
 
 // What follows from the model, the ranks and the backend ("cpu" or "cuda"): sequence length, total
 // batch, grad_accum_steps, recompute level, reduction; and that all of it fits together. A total

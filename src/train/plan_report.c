@@ -243,18 +243,13 @@ static void print_prediction(const Plan* plan) {
     }
 }
 
-// The command that runs a stage of the plan; options of a bare parameter count are not resolved.
+// The command that runs a stage of the plan.
 static void print_command(const Options* o, int ranks, int stage) {
     const char* program = strcmp(device_backend(), "cuda") == 0 ? "train_gpt2cu" : "train_gpt2";
     printf("    ");
     if (ranks > 1) printf("mpirun -np %d ", ranks);
-    printf("./%s -z %d -b %d", program, stage, o->micro_batch);
-    if (o->grad_accum_steps)
-        printf(" -e %s -t %d -d %ld -r %d", o->model ? o->model : DEFAULT_MODEL, o->seq_len,
-               o->total_batch_tokens, o->recompute);
-    if (option_given(o, "--train-data")) printf(" -i '%s'", o->train_data);
-    if (option_given(o, "--val-data")) printf(" -j '%s'", o->val_data);
-    if (o->output_dir) printf(" -o %s", o->output_dir);
+    printf("./%s -z %d", program, stage);
+    options_print_given(o);
     printf("\n");
 }
 
@@ -274,9 +269,10 @@ static void print_fitting(const Options* o, int ranks, int first, int count, con
                o->memory_gb);
         return;
     }
-    printf("stage%s %s fit%s into %.4g GB a rank; the lowest sends least:\n", fits > 1 ? "s" : "",
-           list, fits > 1 ? "" : "s", o->memory_gb);
-    print_command(o, ranks, lowest);
+    bool can_run = o->grad_accum_steps > 0; // a bare parameter count is no model
+    printf("stage%s %s fit%s into %.4g GB a rank; the lowest sends least%s\n", fits > 1 ? "s" : "",
+           list, fits > 1 ? "" : "s", o->memory_gb, can_run ? ":" : "");
+    if (can_run) print_command(o, ranks, lowest);
 }
 
 // A stage that shards more and yet needs more: its slots outweigh what few ranks save.
@@ -343,7 +339,7 @@ void plan_print(const Options* options, const GPT2Config* model, int ranks) {
 
 bool plan_parameter_count(const char* text, double* num_params) {
     static const char suffixes[] = "KMBT";
-    if (*text < '0' || *text > '9') return false;
+    if (*text < '0' || *text > '9' || strpbrk(text, " xX")) return false;
     char* end;
     double value = strtod(text, &end);
     if (*end) {

@@ -62,7 +62,8 @@ static bool read_model_option(Run* run, GPT2Config* config, Error* error) {
     const char* data = run->options.train_data;
     Error descriptor_error = no_error;
     struct stat st;
-    bool is_descriptor, exists = stat(text, &st) == 0;
+    bool is_descriptor, exists = run->comm->rank == 0 && stat(text, &st) == 0;
+    run->comm->host_broadcast(run->comm, &exists, sizeof(exists), 0); // only rank 0 reads it
     bool ok = gpt2_config_parse(config, text, dataloader_default_vocab(data ? data : ""),
                                 &is_descriptor, &descriptor_error);
     if (is_descriptor && exists && run->options.model)
@@ -118,7 +119,7 @@ static bool open_shards(Run* run, DataLoader* loader, const char* option, const 
         bool is_default = strcmp(pattern, default_pattern) == 0;
         const char* fix =
             is_default ? "; python3 data/tinyshakespeare.py makes it; or -i FILE" : "";
-        if (is_rehearsal(o)) {
+        if (is_rehearsal(o) && !o->check_data) {
             if (o->dry_run) warn("%s %s: no such file%s", option, pattern, fix);
             return true;
         }
@@ -128,6 +129,15 @@ static bool open_shards(Run* run, DataLoader* loader, const char* option, const 
     if (!dataloader_open(loader, &config, error)) return false;
     *is_open = true;
     return !o->check_data || dataloader_check(loader, error);
+}
+
+static void read_prompt(Run* run, Error* error) {
+    const Options* o = &run->options;
+    run->prompt =
+        tokenizer_prompt(&run->tokenizer, o->prompt, o->prompt_tokens, &run->num_prompt, error);
+    if (run->prompt && o->sample_tokens > run->config.T - run->num_prompt)
+        error_set(error, EXIT_USAGE, "the prompt's %d tokens and -g %d exceed the model's T=%d",
+                  run->num_prompt, o->sample_tokens, run->config.T);
 }
 
 static void open_data(Run* run) {
@@ -149,11 +159,13 @@ static void open_data(Run* run) {
     if (o->hellaswag && !hellaswag)
         warn("no hellaswag_val.bin in data/hellaswag/ or dev/data/hellaswag/: HellaSwag is off");
     // -x 0 with HellaSwag, prompts and plans need no data.
-    bool reads = !wants_prompt(o) && !o->plan, needs = reads && !(o->max_steps == 0 && hellaswag);
+    bool reads = !wants_prompt(o) && !o->plan;
+    bool needs = reads && (o->check_data || !(o->max_steps == 0 && hellaswag));
     if (needs || (reads && dataloader_exists(o->train_data)))
         open_shards(run, &run->train, "-i", o->train_data, DEFAULT_TRAIN_DATA, samples_per_step,
                     &run->has_train, &error);
-    bool wants_val = reads && o->val_data && o->val_every > 0 && o->val_max_batches != 0;
+    bool validates = o->val_every > 0 && o->val_max_batches != 0;
+    bool wants_val = reads && o->val_data && (validates || o->check_data);
     bool needs_val = wants_val && (needs || option_given(o, "--val-data"));
     if (error.code == 0 && (needs_val || (wants_val && dataloader_exists(o->val_data))))
         open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
@@ -163,8 +175,9 @@ static void open_data(Run* run) {
     if (hellaswag && !wants_prompt(o))
         run->has_hellaswag =
             hellaswag_open(&run->hellaswag, hellaswag, o->seq_len, run->config.V, &error);
-    if (!is_rehearsal(o) && (wants_prompt(o) || o->sample_every > 0))
+    if (!o->plan && (wants_prompt(o) || o->sample_every > 0))
         tokenizer_open(&run->tokenizer, o->tokenizer, o->train_data, run->config.V, &error);
+    if (wants_prompt(o) && !o->plan && error.code == 0) read_prompt(run, &error);
     comm_agree(run->comm, &error);
 
     run->max_steps = o->max_steps >= 0 ? o->max_steps
@@ -188,6 +201,12 @@ static void set_state(Run* run) {
             s->samples = 0; // the order begins anew
         }
         comm_agree(run->comm, &error);
+        // A run of fp32 or bf16 has stored 1; in another precision it goes on with that one's own.
+        const bool unscaled = s->loss_scale == 1 && s->loss_scale_good_steps == 0;
+        if (unscaled || FLOATX_DTYPE != DTYPE_FP16) {
+            s->loss_scale = loss_scale_initial(FLOATX_DTYPE);
+            s->loss_scale_good_steps = 0;
+        }
         run->data_start = s->step - (long)s->samples / samples_per_step;
         state_free(s);
     } else {
@@ -198,7 +217,7 @@ static void set_state(Run* run) {
     s->seq_len = o->seq_len;
     s->max_steps = run->max_steps;
     s->schedule = o->schedule;
-    s->lr = o->lr;
+    s->lr = options_scaled_lr(o);
     s->final_lr_frac = o->final_lr_frac;
     s->warmup_steps = o->warmup_steps;
     s->weight_decay = o->weight_decay;
@@ -234,14 +253,20 @@ static void compare_ranks(Run* run, const PlanInput* input) {
     Error error = no_error;
     const Options* o = &run->options;
     const ZeroConfig zero = plan_zero_config(input);
-    const long turns[] = {o->stop_at,    o->val_every,       o->val_max_batches,
-                          o->save_every, o->sample_every,    o->sample_tokens,
-                          o->hellaswag,  o->skip_loss_z > 0, o->skip_grad_z > 0};
+    const double others[] = {
+        o->stop_at,      o->val_every,     o->val_max_batches, o->save_every,
+        o->sample_every, o->sample_tokens, o->hellaswag,       o->skip_loss_z,
+        o->skip_grad_z,  o->max_skips,     o->overfit_batch,   strcmp(o->on_nan, "skip") == 0,
+        o->grad_clip,    o->adam_eps,      o->temperature,     o->top_k};
     ParamTable table;
     gpt2_param_table(&table, &run->config);
     uint64_t hash = mix64(state_hash(&run->state) + zero_config_hash(&zero, &table));
-    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++)
-        hash = mix64(hash + (uint64_t)turns[i]);
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        uint64_t bits;
+        memcpy(&bits, &others[i], sizeof(bits));
+        hash = mix64(hash + bits);
+    }
+    fault_check(&table, run->comm->world_size, &error);
     param_table_free(&table);
     comm_check_same(run->comm, hash, "the run's settings", &error);
     comm_agree(run->comm, &error);
@@ -331,7 +356,8 @@ bool run_open(Run* run, int argc, char** argv) {
     if (answer_question(run)) return false;
     double count;
     if (o->plan && o->model && plan_parameter_count(o->model, &count)) {
-        plan_print_count(o, count, o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size);
+        int ranks = o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size;
+        if (run->comm->rank == 0) plan_print_count(o, count, ranks);
         return false;
     }
     choose_model(run);
@@ -354,6 +380,10 @@ bool run_open(Run* run, int argc, char** argv) {
         report_note(&run->report, "%s is already at step %ld of %s %ld: nothing to do",
                     run->checkpoint_dir, run->state.step, stops_early ? "--stop-at" : "-x",
                     last_step);
+        // A crash may have come between the final checkpoint and its marker.
+        if (run->state.step == run->max_steps && !is_rehearsal(o))
+            checkpoint_mark_done(o->output_dir, run->max_steps, run->comm, &error);
+        comm_agree(run->comm, &error);
         return false;
     }
 
@@ -369,7 +399,7 @@ bool run_open(Run* run, int argc, char** argv) {
     allocate(run, &input);
     load_weights(run);
     if (o->output_dir && !wants_prompt(o)) {
-        if (!run->is_resumed) checkpoint_start_anew(&run->checkpoints);
+        if (!o->resume) checkpoint_start_anew(&run->checkpoints);
         if (run->comm->rank == 0)
             run->log = log_open(o->output_dir, run->is_resumed ? run->state.step : -1, &error);
     }
@@ -390,5 +420,6 @@ void run_close(Run* run) {
     if (run->has_hellaswag) hellaswag_close(&run->hellaswag);
     tokenizer_close(&run->tokenizer);
     model_file_close(&run->model_file);
+    free(run->prompt);
     free(run->data_files);
 }

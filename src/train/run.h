@@ -34,6 +34,8 @@ typedef struct {
     bool has_train, has_val, has_hellaswag;
     HellaSwag hellaswag;
     Tokenizer tokenizer;
+    int* prompt; // (num_prompt) token ids; NULL: the run trains
+    int num_prompt;
     DataFile* data_files; // (train.num_shards) identity of the training data
     // with what
     Ledger ledger;

@@ -33,13 +33,13 @@ double clip_coefficient(double grad_norm, double clip);
 // arXiv:1404.5997, section 5 (square root).
 double lr_for_batch(double lr, long from_tokens, long to_tokens, const char* rule);
 
-// Outliers: OutlierValues (train/state.h) holds the last values of steps that were not skipped, and
-// is part of state.json, so that a resumed run decides as an uninterrupted one does.
+// Outliers: OutlierValues (train/state.h) holds the last finite values, skipped as outliers or not,
+// and is part of state.json, so that a resumed run decides as an uninterrupted one does.
 
 // Standard deviations between value and the window's mean; 0 until the window is full or while all
 // its values are equal, so that early steps are never outliers.
 double outlier_zscore(const OutlierValues* window, double value);
-// Appends a value of a step that was not skipped; values that are not finite are ignored.
+// Appends a value; values that are not finite are ignored.
 void outlier_push(OutlierValues* window, double value);
 
 #ifdef __cplusplus

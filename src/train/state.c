@@ -253,7 +253,10 @@ void state_fill_options(const CheckpointState* s, Options* o) {
     if (use_stored(o, "--max-steps", (double)o->max_steps, (double)s->max_steps)) {
         o->max_steps = s->max_steps;
     }
-    if (use_stored(o, "--lr", o->lr, s->lr)) o->lr = s->lr;
+    if (use_stored(o, "--lr", options_scaled_lr(o), s->lr)) {
+        o->lr = s->lr; // as scaled by --lr-batch
+        o->lr_batch_tokens = 0;
+    }
     if (!option_given(o, "--schedule")) {
         o->schedule = s->schedule;
     } else if (o->schedule != s->schedule) {

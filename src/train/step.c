@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/watchdog.h"
+
 // ---- memory -------------------------------------------------------------------------------------
 
 static size_t token_bytes(int B, int T) {
@@ -49,6 +51,7 @@ static const floatX* forward_below_head(Step* step, int B, int T) {
         const floatX* block = zero_gather(zero, unit_block(l));
         zero_prefetch(zero, l + 1 < L ? unit_block(l + 1) : -1);
         gpt2_block_forward(model, block, l, B, T);
+        watchdog_tick();
         zero_release(zero, unit_block(l));
     }
     return embedding;
@@ -78,6 +81,7 @@ void step_backward(Step* step, float dloss, int micro) {
         gpt2_block_backward(model, block, l, zero_grad_begin(zero, unit_block(l)), B, T);
         zero_release(zero, unit_block(l));
         zero_grad_end(zero, unit_block(l));
+        watchdog_tick();
     }
     gpt2_embed_backward(model, dembedding, step->inputs, B, T);
     zero_grad_end(zero, UNIT_EMBEDDING);

@@ -55,10 +55,14 @@ void verdict_book(const Verdict* verdict, const StepMessage* message, Checkpoint
                   int* skips_in_a_row) {
     if (FLOATX_DTYPE == DTYPE_FP16)
         loss_scale_update(&state->loss_scale, &state->loss_scale_good_steps, message->nonfinite);
-    if (message->nonfinite) (*skips_in_a_row)++;
+    if (message->nonfinite) {
+        (*skips_in_a_row)++;
+        return;
+    }
+    // Outliers, too, as in llm.c: a level that stays is the new normal, not a skip for ever.
+    outlier_push(&state->outlier_loss, message->loss);
+    outlier_push(&state->outlier_norm, message->grad_norm);
     if (verdict->kind != VERDICT_UPDATE) return;
     *skips_in_a_row = 0;
     state->adam_t++;
-    outlier_push(&state->outlier_loss, message->loss);
-    outlier_push(&state->outlier_norm, message->grad_norm);
 }

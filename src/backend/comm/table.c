@@ -155,7 +155,9 @@ NO_RETURN static void fail_by_history(CommTable* table) {
 enum { SPINS = 2000 };
 
 static void wait_for_generation(CommTable* table, uint32_t before) {
-    const bool share_cores = table->num_records > sysconf(_SC_NPROCESSORS_ONLN);
+    static long cores; // the call reads a file
+    if (cores == 0) cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const bool share_cores = table->num_records > cores;
     for (int i = 0; !share_cores && i < SPINS; i++) {
         if (LOAD(table->generation) != before) return;
     }
