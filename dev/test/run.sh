@@ -77,11 +77,13 @@ unit() {
     done
 }
 
-# ops VARIANT TIER ORDER: the tests of the operations, of CUDA sources on the CPU.
+# ops VARIANT TIER ORDER [NAME=VALUE...]: the tests of the operations, of CUDA sources on the CPU.
 ops() {
-    local name
+    local variant=$1 ops_tier=$2 order=$3 name
+    shift 3
     for name in test_ops test_shard_ops; do
-        job "$2" "$1 $name $3" 900 env CUDA_ON_CPU_ORDER="$3" CUDA_ON_CPU_POISON=1 "build/$1/$name"
+        job "$ops_tier" "$variant $name $order" $([ $tier = full ] && echo 3600 || echo 900) \
+            env CUDA_ON_CPU_ORDER="$order" CUDA_ON_CPU_POISON=1 "$@" "build/$variant/$name"
     done
 }
 
@@ -130,20 +132,25 @@ cpu_tests() {
 # ---- the CUDA sources: on the CPU, and through nvcc -------------------------------------------------
 
 cuda_tests() {
-    local order
+    local order precision ops_tier small
     job ci "cuda_on_cpu" 900 dev/cuda_on_cpu/test.sh
     job ci "cuda program" 900 dev/test/test_cuda_program.py
     job ci "contract, CUDA" 600 env TRAINER="$PWD/build/cuda_on_cpu-bf16/train_gpt2cu" \
         CUDA_ON_CPU_DEVICES=4 TEST_TIER=quick dev/test/test_contract.py
     job ci "kernels" 900 dev/test/test_kernels.py
-    build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=1 && ops cuda_on_cpu-bf16-san ci random:1
-    build ci BACKEND=cuda_on_cpu PRECISION=bf16 SAN=thread CC=clang &&
-        TEST_SMALL=1 ops cuda_on_cpu-bf16-clang-santhread ci random:2
+    small=$([ $tier = full ] || echo TEST_SMALL=1) # of ThreadSanitizer, which takes 20 minutes for all
+    for precision in bf16 fp16 fp32; do
+        ops_tier=$([ $precision = bf16 ] && echo ci || echo full)
+        build $ops_tier BACKEND=cuda_on_cpu PRECISION=$precision SAN=1 &&
+            ops cuda_on_cpu-$precision-san $ops_tier random:1
+        build $ops_tier BACKEND=cuda_on_cpu PRECISION=$precision SAN=thread CC=clang &&
+            ops cuda_on_cpu-$precision-clang-santhread $ops_tier random:2 $small
+        build full BACKEND=cuda_on_cpu PRECISION=$precision SAN=memory CC=clang &&
+            ops cuda_on_cpu-$precision-clang-sanmemory full random:3
+    done
     for order in forward reverse; do
         build full BACKEND=cuda_on_cpu PRECISION=fp16 && ops cuda_on_cpu-fp16 full $order
     done
-    build full BACKEND=cuda_on_cpu PRECISION=bf16 SAN=memory CC=clang &&
-        ops cuda_on_cpu-bf16-clang-sanmemory full random:3
 }
 
 if [ $tier = quick ]; then
