@@ -3,7 +3,7 @@
 #
 #   python3 data/fineweb.py --ready && python3 data/hellaswag.py && scripts/run_gpt2_124M.sh
 #
-# hardware         8 GPUs of 80 GB on one host; --plan says 21 GiB a GPU in bf16
+# hardware         8 GPUs of 80 GB on one host; --plan says 20 GiB a GPU in bf16
 # tokens           18,865 steps of 524,288 = 9.9e9; 6 * 124e6 * 9.9e9 = 7.4e18 FLOPs
 # published (1)    8 A100 80GB SXM at $14 an hour: 300 ms a step, 94 minutes, about $20;
 #                  validation loss about 3.29, HellaSwag 29.9 %

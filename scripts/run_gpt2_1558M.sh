@@ -4,7 +4,7 @@
 #   python3 data/fineweb.py --edu --size 100B --ready --max-tokens 34000000000
 #   python3 data/hellaswag.py && scripts/run_gpt2_1558M.sh
 #
-# hardware         8 GPUs of 80 GB on one host; --plan says 51 GiB a GPU in bf16
+# hardware         8 GPUs of 80 GB on one host; --plan says 49 GiB a GPU in bf16
 # tokens           32,000 steps of 1,048,576 = 33.6e9; 6 * 1558e6 * 33.6e9 = 3.1e20 FLOPs
 # published (1)    8 H100 80GB SXM at $28 an hour: 2.8 s a step, about 24 hours, $672;
 #                  HellaSwag passes OpenAI's at about step 25,000

@@ -4,7 +4,7 @@
 #   python3 data/fineweb.py --size 100B --ready --max-tokens 32000000000
 #   python3 data/hellaswag.py && scripts/run_gpt2_355M.sh
 #
-# hardware         8 GPUs of 80 GB on one host; --plan says 53 GiB a GPU in bf16
+# hardware         8 GPUs of 80 GB on one host; --plan says 52 GiB a GPU in bf16
 # tokens           60,000 steps of 524,288 = 31.5e9; 6 * 355e6 * 31.5e9 = 6.7e19 FLOPs
 # published (1)    8 A100 80GB SXM at $14 an hour: 820 ms a step, 13.7 hours, about $200;
 #                  validation loss and HellaSwag not stated there

@@ -4,7 +4,7 @@
 #   python3 data/fineweb.py --size 100B --ready && python3 data/hellaswag.py
 #   scripts/run_gpt2_774M.sh
 #
-# hardware         8 GPUs of 80 GB on one host; --plan says 53 GiB a GPU in bf16
+# hardware         8 GPUs of 80 GB on one host; --plan says 51 GiB a GPU in bf16
 # tokens           286,102 steps of 524,288 = 150e9; 6 * 774e6 * 150e9 = 7.0e20 FLOPs
 # published (1)    8 A100 80GB SXM at $14 an hour: 1.7 s a step, 5.6 days, about $2000;
 #                  validation loss and HellaSwag not stated there

@@ -4,7 +4,7 @@
 #   python3 data/fineweb.py --size 100B --ready && python3 data/hellaswag.py
 #   scripts/run_gpt3_125M.sh
 #
-# hardware         8 GPUs of 80 GB on one host; --plan says 21 GiB a GPU in bf16
+# hardware         8 GPUs of 80 GB on one host; --plan says 20 GiB a GPU in bf16
 # tokens           572,204 steps of 524,288 = 300e9; 6 * 125e6 * 300e9 = 2.3e20 FLOPs
 # published (1)    8 A100 80GB SXM at $14 an hour: 150 ms a step, 24 hours, about $336;
 #                  validation loss and HellaSwag not stated there

@@ -10,7 +10,7 @@
 #
 #   INTERFACE   network interface for MPI and NCCL, e.g. eth0 or 10.0.0.0/16    left to them
 
-set -eu
+set -euo pipefail
 if [[ $# -lt 2 ]]; then
     echo "usage: $0 HOST:GPUS,HOST:GPUS,... RECIPE [OPTION...]" >&2
     exit 2
@@ -39,7 +39,10 @@ done
 
 # One program everywhere: another build is the commonest cause of a hang at the first collective.
 programs=$(mpirun -np "$(tr ',' '\n' <<<"$hosts" | wc -l)" --map-by node --host "$hosts" \
-    sha256sum "${TRAINER:-./train_gpt2cu}" | sort | uniq -c)
+    sha256sum "${TRAINER:-./train_gpt2cu}" | sort | uniq -c) || {
+    echo "$0: sha256sum of the program failed on some host" >&2
+    exit 2
+}
 if [[ $(wc -l <<<"$programs") != 1 ]]; then
     printf '%s: the hosts have different programs:\n%s\n' "$0" "$programs" >&2
     exit 2

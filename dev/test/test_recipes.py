@@ -10,6 +10,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -199,6 +200,10 @@ until [[ $1 == {folder}/trainer || $1 == sha256sum ]]; do shift; done
     result = run(launcher, "a:8,b:4", RECIPES[0], **environment)
     expect_equal(result.returncode, 2)
     assert "different programs" in result.stderr, result.stderr
+    environment |= command(folder, "mpirun", "exit 1\n")
+    result = run(launcher, "a:8,b:4", RECIPES[0], **environment)
+    expect_equal(result.returncode, 2)
+    assert "failed on some host" in result.stderr, result.stderr
 
 
 @case()
@@ -320,6 +325,26 @@ def test_recipes_dry_run(folder):
         for ranks in (1, 8):
             expect_works(run(recipe, "-o", folder / "out", "--dry-run", TRAINER=TRAINER, NP=ranks))
     assert not (folder / "out").exists(), "a dry run wrote something"
+
+
+def cuda_program():
+    """The program the recipes are for, in bf16: of nvcc, or of the CUDA sources on the CPU."""
+    programs = (ROOT / "build" / "cuda_on_cpu-bf16" / "train_gpt2cu", ROOT / "train_gpt2cu")
+    return next((program for program in programs if program.exists()), None)
+
+
+@case(lambda: None if cuda_program() else "no train_gpt2cu")
+def test_recipes_memory(folder):
+    """The heads' figures are the plan's."""
+    for recipe in RECIPES:
+        place = folder / recipe.stem
+        place.mkdir()
+        expect_works(run(recipe, "--dry-run", **stand_in(place, "done")))
+        options = calls(place)[1].split(" --ranks 1 ")[1].split()
+        plan = expect_works(run(cuda_program(), "--plan", "--json", "--ranks", 8, *options)).stdout
+        peak = json.loads(plan)["stages"][0]["peak"] / 2**30
+        head = re.search(r"--plan says (\d+) GiB", recipe.read_text())[1]
+        expect_equal((recipe.name, int(head)), (recipe.name, round(peak)))
 
 
 @case(trainer)
