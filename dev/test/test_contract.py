@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -732,6 +733,12 @@ def ranks_of_different_runs(folder):
         command = ["mpirun", "-np", "1", TRAINER, *options, ":", "-np", "1", TRAINER, *options]
         done = cases.run(*command, *more)
         assert done.returncode == 2 and "on rank 1 differ from" in done.stderr, (more, done.stderr)
+    # Which rank has what the others do not.
+    done = cases.run(*command, "-i", "nosuch.bin")
+    where = f"(on rank 1, host {socket.gethostname()})"
+    assert f"error: -i nosuch.bin: no such file {where}\n" in done.stderr, done.stderr
+    done = cases.run("mpirun", "-np", 2, TRAINER, *options, "-i", "nosuch.bin")
+    assert "error: -i nosuch.bin: no such file\n" in done.stderr, done.stderr
 
 
 @case(trainer)

@@ -1,10 +1,13 @@
 // backend/comm/comm.c - choosing a transport, and agreement of all ranks on top of any of them.
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/comm.h"
 #include "backend/comm/table.h"
+#include "backend/ops.h"
 
 // ---- opening ------------------------------------------------------------------------------------
 
@@ -79,23 +82,34 @@ Comm* comm_attach_device(Comm* comm, const CommOptions* options, Error* error) {
 
 // ---- agreement ----------------------------------------------------------------------------------
 
-// The error of the lowest rank that has one, on all ranks. That rank, or -1.
-static int lowest_error(Comm* comm, const Error* mine, Error* agreed) {
+// The error of the lowest rank that has one, on all ranks. That rank, or -1; and how many have one.
+static int lowest_error(Comm* comm, const Error* mine, Error* agreed, int* num_errors) {
     Error* all = checked_calloc((size_t)comm->world_size, sizeof(Error));
     comm->host_all_gather(comm, all, mine, sizeof(Error));
-    int rank = 0;
-    while (rank < comm->world_size && all[rank].code == 0) rank++;
-    const bool found = rank < comm->world_size;
-    if (found) *agreed = all[rank];
+    int lowest = -1;
+    *num_errors = 0;
+    for (int rank = comm->world_size - 1; rank >= 0; rank--) {
+        if (all[rank].code == 0) continue;
+        lowest = rank;
+        ++*num_errors;
+    }
+    if (lowest >= 0) *agreed = all[lowest];
     free(all);
-    return found ? rank : -1;
+    return lowest;
 }
 
 void comm_agree(Comm* comm, const Error* error) {
     Error agreed;
-    const int rank = lowest_error(comm, error, &agreed);
+    int num_errors;
+    const int rank = lowest_error(comm, error, &agreed, &num_errors);
     if (rank < 0) return;
-    if (rank == comm->rank) fprintf(stderr, "error: %s\n", agreed.text);
+    if (rank == comm->rank) {
+        char host[HOST_NAME_MAX + 1] = "", where[HOST_NAME_MAX + 40] = "";
+        gethostname(host, sizeof(host) - 1);
+        if (num_errors < comm->world_size) // not of the options or files that all ranks share
+            snprintf(where, sizeof(where), " (on rank %d, host %s)", rank, host);
+        fprintf(stderr, "error: %s%s\n", agreed.text, where);
+    }
     fflush(NULL);
     comm->barrier(comm); // the line is out before a launcher sees the first exit
     comm->free(comm);
@@ -104,7 +118,8 @@ void comm_agree(Comm* comm, const Error* error) {
 
 bool comm_all_ok(Comm* comm, Error* error) {
     Error agreed;
-    if (lowest_error(comm, error, &agreed) < 0) return true;
+    int num_errors;
+    if (lowest_error(comm, error, &agreed, &num_errors) < 0) return true;
     *error = agreed;
     return false;
 }
@@ -130,8 +145,24 @@ bool comm_check_same(Comm* comm, uint64_t value, const char* what, Error* error)
                      what, rank);
 }
 
+// ---- exchange buffer and folding ----------------------------------------------------------------
+
 size_t comm_exchange_bytes(int world_size) {
     // What arrives from the others while gradients are folded from messages, and as much again to
     // send from where messages cannot read device memory. Large enough to amortise a message.
     return world_size > 1 ? (size_t)8 << 20 : 0;
+}
+
+void comm_fold(const Comm* comm, void* acc, DType acc_dtype, bool accumulate, const void** sources,
+               DType dtype, size_t elems, void* spare) {
+    const int rank = comm->rank;
+    if (sources[rank] == acc && rank >= FOLD_MAX_SOURCES) {
+        device_copy(spare, acc, elems * dtype_bytes(dtype), STREAM_COMM);
+        sources[rank] = spare;
+    }
+    for (int first = 0; first < comm->world_size; first += FOLD_MAX_SOURCES) {
+        const int n = (int)min_size(FOLD_MAX_SOURCES, (size_t)(comm->world_size - first));
+        fold(acc, acc_dtype, accumulate || first > 0, sources + first, dtype, n, elems,
+             STREAM_COMM);
+    }
 }
