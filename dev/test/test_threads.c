@@ -191,13 +191,13 @@ static void run_model_operations(const Inputs* in, const Results* r, const Case*
 static void run_shard_operations(const Inputs* in, const Results* r) {
     const size_t elems = in->elems;
     const AdamW adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.5f};
-    const void* sources[] = {in->weight, in->weight, in->weight};
+    const void* sources[] = {in->weight, in->weight};
     for (size_t i = 0; i < elems; i++) r->master[i] = r->m[i] = to_float(in->weight[i]);
     memset(r->v, 0, elems * sizeof(float));
     adamw_update(r->weights, r->master, r->m, r->v, in->weight, FLOATX_DTYPE, in->segments, 2,
                  &adamw);
     norm_partials(r->partials, in->weight, FLOATX_DTYPE, elems, in->segments, 2, STREAM_COMPUTE);
-    fold(r->folded, DTYPE_FP32, false, sources, FLOATX_DTYPE, 3, elems, STREAM_COMPUTE);
+    fold(r->folded, DTYPE_FP32, false, sources, FLOATX_DTYPE, 2, elems, STREAM_COMPUTE);
     convert(r->converted, FLOATX_DTYPE, r->folded, DTYPE_FP32, elems, STREAM_COMPUTE);
 }
 

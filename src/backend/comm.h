@@ -86,8 +86,8 @@ struct Comm {
     // Small messages between hosts' memories, blocking. all (world_size * bytes).
     void (*host_all_gather)(Comm*, void* all, const void* mine, size_t bytes);
     void (*host_broadcast)(Comm*, void* buffer, size_t bytes, int root);
-    void (*host_send)(Comm*, const void* buffer, size_t bytes,
-                      int to); // these two are no collectives
+    // These two are no collectives.
+    void (*host_send)(Comm*, const void* buffer, size_t bytes, int to);
     void (*host_recv)(Comm*, void* buffer, size_t bytes, int from);
     void (*barrier)(Comm*);
     void (*abort)(int code); // ends all ranks at once

@@ -186,7 +186,11 @@ long find_nonfinite(const void* grad, DType grad_dtype, const Segment* segments,
 // addition; with accumulate false the first source is assigned. Sources are device pointers, in
 // rank order, num_sources <= FOLD_MAX_SOURCES. acc may be one of the sources if the types are equal
 // and accumulate is false.
+#ifdef HOSTILE
+enum { FOLD_MAX_SOURCES = 2 };
+#else
 enum { FOLD_MAX_SOURCES = 64 };
+#endif
 void fold(void* acc, DType acc_dtype, bool accumulate, const void* const* sources,
           DType source_dtype, int num_sources, size_t elems, stream_t stream);
 

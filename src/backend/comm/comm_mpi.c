@@ -129,8 +129,7 @@ static void* mpi_alloc(Comm* comm, Ledger* ledger, const char* name, CommMemory 
     }
     window->mine = window->bases[comm->local_rank];
     m->num_windows++;
-    // Large pages, where the system has them for shared memory (shmem_enabled = advise): less to
-    // map.
+    // Large pages, where the system has them for shared memory: shmem_enabled = advise.
     for (int r = 0; r < comm->local_size; r++)
         madvise(window->bases[r], line->bytes, MADV_HUGEPAGE);
     line->ptr = window->mine;
@@ -243,23 +242,6 @@ static void gather_by_messages(MpiComm* m, char* full, size_t shard_bytes) {
     }
 }
 
-// Adds the sources in order, in as many calls as fold() needs. A source that is acc itself and
-// comes after the first call, which writes acc, is copied to the exchange buffer's second half
-// before.
-static void fold_all(MpiComm* m, void* acc, DType acc_dtype, bool accumulate, const void** sources,
-                     DType dtype, size_t elems) {
-    const int num_sources = m->base.world_size, rank = m->base.rank;
-    if (sources[rank] == acc && rank >= FOLD_MAX_SOURCES) {
-        sources[rank] = m->exchange + comm_exchange_bytes(num_sources) / 2;
-        device_copy((void*)sources[rank], acc, elems * dtype_bytes(dtype), STREAM_COMM);
-    }
-    for (int first = 0; first < num_sources; first += FOLD_MAX_SOURCES) {
-        const int n = (int)min_size(FOLD_MAX_SOURCES, (size_t)(num_sources - first));
-        fold(acc, acc_dtype, accumulate || first > 0, sources + first, dtype, n, elems,
-             STREAM_COMM);
-    }
-}
-
 static void reduce_by_messages(MpiComm* m, void* acc, DType acc_dtype, bool accumulate,
                                const char* full, size_t shard_elems, DType dtype,
                                const void** sources) {
@@ -283,8 +265,8 @@ static void reduce_by_messages(MpiComm* m, void* acc, DType acc_dtype, bool accu
             sources[from] = receive;
         }
         sources[rank] = full + ((size_t)rank * shard_elems + done) * size;
-        fold_all(m, (char*)acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources,
-                 dtype, n);
+        comm_fold(&m->base, (char*)acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate,
+                  sources, dtype, n, m->exchange + half);
     }
     if (!direct) wait_for_staging(m);
 }
@@ -345,8 +327,8 @@ static void mpi_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accu
         const size_t offset = (size_t)((const char*)full - window->mine) +
                               ((size_t)comm->rank * shard_elems + done) * size;
         for (int r = 0; r < N; r++) sources[r] = window->bases[r] + offset;
-        fold_all(m, (char*)acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources,
-                 dtype, n);
+        comm_fold(comm, (char*)acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources,
+                  dtype, n, m->exchange);
         for (int r = 0; r < N; r++) {
             if (r != comm->rank) forget_pages(sources[r], n * size);
         }

@@ -148,27 +148,25 @@ void fold_from_all(const Comm* comm, char* acc, DType acc_dtype, bool accumulate
                    size_t shard_elems, DType dtype) {
     int N = comm->world_size, rank = comm->rank;
     size_t size = dtype_bytes(dtype);
-    size_t slot_elems = comm_exchange_bytes(N) / (size_t)(N - 1) / size / 64 * 64;
-    CHECK(N <= FOLD_MAX_SOURCES, "--reduce exact over NCCL takes at most %d ranks, not %d",
-          (int)FOLD_MAX_SOURCES, N);
+    // A slot for each rank; nothing arrives in the own one, which is comm_fold's to spare.
+    size_t slot_elems = comm_exchange_bytes(N) / (size_t)N / size / 64 * 64;
+    const void** sources = static_cast<const void**>(checked_malloc((size_t)N * sizeof(void*)));
     for (size_t done = 0; done < shard_elems; done += slot_elems) {
         size_t n = min_size(slot_elems, shard_elems - done);
-        const void* sources[FOLD_MAX_SOURCES];
-        char* receive = state.exchange;
         NCCLCHECK(ncclGroupStart());
         for (int r = 0; r < N; r++) {
             const char* piece = full + ((size_t)r * shard_elems + done) * size;
-            sources[r] = piece;
+            char* slot = state.exchange + (size_t)r * slot_elems * size;
+            sources[r] = r == rank ? piece : slot;
             if (r == rank) continue;
-            sources[r] = receive;
             NCCLCHECK(ncclSend(piece, n, nccl_type(dtype), r, state.nccl, stream()));
-            NCCLCHECK(ncclRecv(receive, n, nccl_type(dtype), r, state.nccl, stream()));
-            receive += slot_elems * size;
+            NCCLCHECK(ncclRecv(slot, n, nccl_type(dtype), r, state.nccl, stream()));
         }
         NCCLCHECK(ncclGroupEnd());
-        fold(acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources, dtype, N, n,
-             STREAM_COMM);
+        comm_fold(comm, acc + done * dtype_bytes(acc_dtype), acc_dtype, accumulate, sources, dtype,
+                  n, state.exchange + (size_t)rank * slot_elems * size);
     }
+    free(sources);
 }
 
 void nccl_reduce_scatter(Comm* comm, void* acc, DType acc_dtype, bool accumulate, void* full,

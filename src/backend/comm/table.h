@@ -75,6 +75,12 @@ void table_rendezvous(Comm* comm);
 // difference ends the run and names the rank.
 void table_compare_entries(CommTable* table, const CommEntry* entries, int count);
 
+// acc (elems) (+)= the ranks' sources, in rank order, in as many calls as fold() needs. The own
+// source may be acc, as fold() allows; one that comes after the first call, which writes acc, is
+// copied to `spare` (elems) before. For the transports.
+void comm_fold(const Comm* comm, void* acc, DType acc_dtype, bool accumulate, const void** sources,
+               DType dtype, size_t elems, void* spare);
+
 // "seq 37 reduce_scatter(block 1) step 3 micro 0"
 const char* comm_entry_text(const CommEntry* entry, char* text, size_t size);
 
