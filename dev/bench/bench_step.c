@@ -176,7 +176,7 @@ static void trainer_open(Trainer* t, int B, int T) {
     ledger_add(&t->ledger, MEM_TRANSIENT, "scratch", ops_scratch_bytes(&ops));
     ops_init(&ops, device_alloc(&t->ledger, "scratch"));
     t->comm = comm_attach_device(t->comm, &comm_options, &error);
-    if (t->comm == NULL) error_exit(&error);
+    comm_agree(t->comm, &error);
     t->zero = zero_create(&zero, &t->model.table, t->comm, &t->ledger);
     gpt2_alloc(&t->model, &t->ledger);
     step_init(&t->step, &t->model, t->zero, &t->ledger);
