@@ -11,6 +11,9 @@
 //   updated[unit]   compute -> comm  AdamW has written this shard      before it is gathered
 //   published[unit] comm -> compute  full weights are new everywhere   before anybody reads them
 //
+// pace[i] is the host's: it runs at most PACE units ahead of the compute stream, because a launch
+// into a full queue blocks inside the CUDA runtime, where a collective that stalls goes unseen.
+//
 // The next step's first reduction writes the accumulators (it assigns, nothing is zeroed) after
 // gready of its own slot, which the compute stream records after AdamW has read them.
 #ifndef ZERO_ENGINE_H
@@ -25,6 +28,7 @@ enum { WEIGHT_SLOTS = 1, GRAD_SLOTS = 1, SLOT_SKEW = PARAM_ALIGN };
 enum { WEIGHT_SLOTS = 2, GRAD_SLOTS = 2, SLOT_SKEW = 0 };
 #endif
 enum { NO_UNIT = -1 };
+enum { PACE = 16 }; // units, of at most about 30 launches each; the queue takes 1024
 
 // What follows from the configuration: sizes of the plan's lines, and which way gradients take.
 typedef struct {
@@ -36,6 +40,7 @@ typedef struct {
     DType accum_dtype;     // what the accumulators hold
     int weight_slots, grad_slots;
     size_t weight_elems, grad_elems, optimizer_elems; // of the three kinds of state
+    size_t optimizer_bytes;                           // m, v and the master
     size_t slot_elems;                                // of one slot: the largest block
     size_t partials;                                  // norm blocks of one rank's shards
     size_t message_bytes, own_message_bytes;          // sent by each rank; kept by it
@@ -86,6 +91,8 @@ struct Zero {
     char* own_message;     // (own_message_bytes) host
     event_t *updated, *published; // (num_units)
     event_t written, reduced;
+    event_t* pace; // (PACE) where gather i found the compute stream is pace[i % PACE]
+    long gathers;  // so far
 
     long step;
     int micro;
@@ -126,6 +133,10 @@ static inline const SegmentList* updated_segments(const Zero* zero, int unit) {
 static inline size_t optimizer_start(const Zero* zero, int unit) {
     const Unit* at = zero_unit(zero, unit);
     return zero->layout.optimizer_sharded ? at->shard_offset : at->full_offset;
+}
+static inline floatX* updated_weights(const Zero* zero, int unit) {
+    return zero->layout.optimizer_sharded ? own_weights(zero, unit)
+                                          : zero->weights + zero_unit(zero, unit)->full_offset;
 }
 
 // Fills a buffer that holds nothing of value with NaN under ZERO_DEBUG=poison.

@@ -110,7 +110,7 @@ void zero_step(Zero* zero, const AdamW* adamw) {
         const SegmentList* list = updated_segments(zero, u);
         const size_t start = optimizer_start(zero, u);
         const bool is_full = !zero->layout.optimizer_sharded;
-        floatX* weights = is_full ? zero->weights + start : own_weights(zero, u);
+        floatX* weights = updated_weights(zero, u);
         const void* grads = is_full ? grad_address(zero, start) : own_grads(zero, u);
         adamw_update(weights, zero->layout.has_master ? zero->master + start : (float*)weights,
                      zero->m + start, zero->v + start, grads, zero->config.accum_dtype,

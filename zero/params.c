@@ -22,7 +22,15 @@ static void gather_into(Zero* zero, WeightSlot* slot, int unit) {
     slot->unit = unit;
 }
 
+// Waits, by polling, until the compute stream has come to where it stood PACE gathers ago.
+static void keep_pace(Zero* zero) {
+    event_t event = zero->pace[zero->gathers++ % PACE];
+    event_synchronize(event);
+    event_record(event, STREAM_COMPUTE);
+}
+
 const floatX* zero_gather(Zero* zero, int unit) {
+    keep_pace(zero);
     if (!zero->layout.weights_sharded) {
         event_wait(zero->published[unit], STREAM_COMPUTE);
         return zero->weights + zero_unit(zero, unit)->full_offset;

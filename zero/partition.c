@@ -4,38 +4,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-SegmentList segment_list_build(const ParamTable* table, int unit, size_t begin, size_t end) {
-    SegmentList list = {0, NULL, NULL};
-    for (int pass = 0; pass < 2; pass++) { // count, then fill
-        int count = 0;
-        for (int t = 0; t < table->num_tensors; t++) {
-            const TensorSpec* spec = &table->tensors[t];
-            size_t from = max_size(spec->unit_offset, begin);
-            size_t to = min_size(spec->unit_offset + spec->elems, end);
-            if (spec->unit != unit || from >= to) continue;
-            if (pass == 1) {
-                list.segments[count] = (Segment){from - begin, to - from, spec->decay};
-                list.pieces[count] = (Piece){t, from - spec->unit_offset};
-            }
-            count++;
-        }
-        if (pass == 0) {
-            list.count = count;
-            list.segments = checked_calloc((size_t)count + 1, sizeof(Segment));
-            list.pieces = checked_calloc((size_t)count + 1, sizeof(Piece));
-        }
-    }
-    for (int i = 1; i < list.count; i++) {
-        CHECK(list.segments[i].offset >= list.segments[i - 1].offset + list.segments[i - 1].elems,
-              "unit %d: tensors overlap or are out of order in the table", unit);
-    }
-    return list;
+// Appends the part of a tensor that lies in elements [begin, end) of its unit, if there is one.
+static void add_part(SegmentList* list, const ParamTable* table, int tensor, size_t begin,
+                     size_t end) {
+    const TensorSpec* spec = &table->tensors[tensor];
+    const size_t from = max_size(spec->unit_offset, begin);
+    const size_t to = min_size(spec->unit_offset + spec->elems, end);
+    if (from >= to) return;
+    const Segment* last = list->count > 0 ? &list->segments[list->count - 1] : NULL;
+    CHECK(!last || from - begin >= last->offset + last->elems,
+          "unit %d: tensors overlap or are out of order in the table", spec->unit);
+    list->segments[list->count] = (Segment){from - begin, to - from, spec->decay};
+    list->pieces[list->count++] = (Piece){tensor, from - spec->unit_offset};
 }
 
-void segment_list_free(SegmentList* list) {
+static SegmentList segment_list_create(size_t capacity) {
+    return (SegmentList){0, checked_calloc(capacity, sizeof(Segment)),
+                         checked_calloc(capacity, sizeof(Piece))};
+}
+
+static void segment_list_free(SegmentList* list) {
     free(list->segments);
     free(list->pieces);
-    memset(list, 0, sizeof(*list));
+}
+
+// Which parts of which tensors lie in each unit and in this rank's shard of it.
+static void build_segment_lists(Partition* partition, const ParamTable* table) {
+    size_t* num_tensors = checked_calloc((size_t)table->num_units, sizeof(size_t)); // of each unit
+    for (int t = 0; t < table->num_tensors; t++) num_tensors[table->tensors[t].unit]++;
+    for (int u = 0; u < table->num_units; u++) {
+        partition->units[u].all = segment_list_create(num_tensors[u]);
+        partition->units[u].owned = segment_list_create(num_tensors[u]);
+    }
+    free(num_tensors);
+    for (int t = 0; t < table->num_tensors; t++) {
+        Unit* unit = &partition->units[table->tensors[t].unit];
+        const size_t begin = (size_t)partition->rank * unit->shard_elems;
+        add_part(&unit->all, table, t, 0, unit->padded_elems);
+        add_part(&unit->owned, table, t, begin, begin + unit->shard_elems);
+    }
 }
 
 void partition_init(Partition* partition, const ParamTable* table, int world_size, int rank) {
@@ -53,10 +60,8 @@ void partition_init(Partition* partition, const ParamTable* table, int world_siz
         unit->shard_offset = partition->shard_elems;
         partition->padded_elems += unit->padded_elems;
         partition->shard_elems += unit->shard_elems;
-        size_t begin = (size_t)rank * unit->shard_elems;
-        unit->all = segment_list_build(table, u, 0, unit->padded_elems);
-        unit->owned = segment_list_build(table, u, begin, begin + unit->shard_elems);
     }
+    build_segment_lists(partition, table);
 }
 
 void partition_free(Partition* partition) {

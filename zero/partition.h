@@ -54,10 +54,6 @@ void partition_free(Partition* partition);
 // The largest padded unit among the blocks (units 1 ..); 0 if there is none.
 size_t partition_block_elems(const Partition* partition);
 
-// Parts of tensors in elements [begin, end) of a unit. Free with segment_list_free.
-SegmentList segment_list_build(const ParamTable* table, int unit, size_t begin, size_t end);
-void segment_list_free(SegmentList* list);
-
 #ifdef __cplusplus
 }
 #endif

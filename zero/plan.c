@@ -29,6 +29,7 @@ Layout layout_of(const ZeroConfig* config, const Partition* partition) {
 
     layout.grad_elems = layout.grads_sharded ? shard : full;
     layout.optimizer_elems = layout.optimizer_sharded ? shard : full;
+    layout.optimizer_bytes = layout.optimizer_elems * sizeof(float) * (layout.has_master ? 3 : 2);
     // Exact mode computes each micro-batch's gradient into a slot of its own and adds it in
     // canonical order; with one micro-batch in all there is nothing to add, and the accumulators
     // hold it as it is, in floatX (in part of the room planned for the type asked for). Fast mode
@@ -61,8 +62,7 @@ void zero_plan(const ZeroConfig* config, const ParamTable* table, Ledger* ledger
 
     ledger_add(ledger, MEM_WEIGHTS, "weights", layout.weight_elems * w);
     ledger_add(ledger, MEM_GRADS, "grads", layout.grad_elems * dtype_bytes(config->accum_dtype));
-    ledger_add(ledger, MEM_OPTIMIZER, "optimizer",
-               layout.optimizer_elems * sizeof(float) * (layout.has_master ? 3 : 2));
+    ledger_add(ledger, MEM_OPTIMIZER, "optimizer", layout.optimizer_bytes);
     if (layout.weights_sharded) {
         ledger_add(ledger, MEM_TRANSIENT, "weight_slots",
                    (size_t)layout.weight_slots * slot_bytes(layout.slot_elems, w));

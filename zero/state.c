@@ -3,6 +3,7 @@
 // All of it goes over tensors in canonical order, whoever owns the elements; nothing here depends
 // on how they are sharded, so a checkpoint of one stage and world size is a checkpoint of every
 // other.
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
@@ -23,7 +24,7 @@ static float* state_of_unit(const Zero* zero, StateKind kind, int unit) {
         break;
     }
     if (zero->layout.has_master) return zero->master + start;
-    return is_replicated(zero) ? (float*)zero->weights + start : (float*)own_weights(zero, unit);
+    return (float*)updated_weights(zero, unit);
 }
 
 // Without training there are no masters: the values go straight into the working weights.
@@ -40,8 +41,7 @@ static void put_values(Zero* zero, StateKind kind, int unit, size_t at, const fl
     }
     CHECK(kind == STATE_MASTER, "moments are written without training");
     floatX rounded[1024];
-    floatX* weights =
-        is_replicated(zero) ? zero->weights + optimizer_start(zero, unit) : own_weights(zero, unit);
+    floatX* weights = updated_weights(zero, unit);
     for (size_t i = 0; i < n; i += 1024) {
         const size_t part = min_size(1024, n - i);
         for (size_t j = 0; j < part; j++) rounded[j] = to_floatX(values[i + j]);
@@ -52,9 +52,6 @@ static void put_values(Zero* zero, StateKind kind, int unit, size_t at, const fl
 void zero_init_weights(Zero* zero,
                        void (*fill)(float*, const ParamTable*, int, size_t, size_t, uint64_t),
                        uint64_t seed) {
-    if (zero->config.training) { // m, then v
-        device_fill(zero->m, 0, 2 * zero->layout.optimizer_elems * sizeof(float), STREAM_COMPUTE);
-    }
     for (int u = 0; u < zero->partition.num_units; u++) {
         const SegmentList* list = updated_segments(zero, u);
         for (int i = 0; i < list->count; i++) {
@@ -75,10 +72,9 @@ void zero_publish(Zero* zero) {
     for (int u = 0; u < zero->partition.num_units; u++) {
         const Unit* at = zero_unit(zero, u);
         if (zero->layout.has_master && zero->config.training) {
-            floatX* weights =
-                is_replicated(zero) ? zero->weights + at->full_offset : own_weights(zero, u);
-            convert(weights, FLOATX_DTYPE, state_of_unit(zero, STATE_MASTER, u), DTYPE_FP32,
-                    is_replicated(zero) ? at->padded_elems : at->shard_elems, STREAM_COMPUTE);
+            convert(updated_weights(zero, u), FLOATX_DTYPE, state_of_unit(zero, STATE_MASTER, u),
+                    DTYPE_FP32, is_replicated(zero) ? at->padded_elems : at->shard_elems,
+                    STREAM_COMPUTE);
         }
         event_record(zero->updated[u], STREAM_COMPUTE);
     }
@@ -175,9 +171,10 @@ uint64_t zero_params_hash(Zero* zero) {
             }
         }
     }
-    uint64_t sums[1024], total = 0;
-    CHECK(zero->config.world_size <= 1024, "%d ranks", zero->config.world_size);
+    const size_t N = (size_t)zero->config.world_size;
+    uint64_t *sums = checked_malloc(N * sizeof(uint64_t)), total = 0;
     zero->comm->host_all_gather(zero->comm, sums, &sum, sizeof(sum));
-    for (int r = 0; r < zero->config.world_size; r++) total += sums[r];
+    for (size_t r = 0; r < N; r++) total += sums[r];
+    free(sums);
     return total;
 }

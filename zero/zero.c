@@ -74,10 +74,9 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     // At stages 1 and 2 each rank writes its own shards of the weights only, so the ranks of a host
     // can share one array.
     const bool one_copy = layout->optimizer_sharded && !layout->weights_sharded;
-    const bool exposed = layout->weights_sharded;
-    zero->weights = one_copy || exposed ? comm->alloc(comm, ledger, "weights",
-                                                      one_copy ? COMM_ONE_COPY : COMM_EXPOSED)
-                                        : device_alloc(ledger, "weights");
+    zero->weights = layout->optimizer_sharded ? comm->alloc(comm, ledger, "weights",
+                                                            one_copy ? COMM_ONE_COPY : COMM_EXPOSED)
+                                              : device_alloc(ledger, "weights");
     // Padding of weights and masters is zero for ever; that of gradients is never read. Of one copy
     // each rank clears its own part: another rank may already have written its weights.
     if (one_copy) {
@@ -92,14 +91,13 @@ Zero* zero_create(const ZeroConfig* config, const ParamTable* table, Comm* comm,
     const int units = zero->partition.num_units;
     zero->updated = create_events(units);
     zero->published = create_events(units);
+    zero->pace = create_events(PACE);
     if (!config->training) return zero;
 
     zero->config.accum_dtype = layout->accum_dtype;
     zero->grads = comm->alloc(comm, ledger, "grads", COMM_EXPOSED);
     float* optimizer = device_alloc(ledger, "optimizer");
-    const size_t optimizer_bytes =
-        layout->optimizer_elems * sizeof(float) * (layout->has_master ? 3 : 2);
-    device_fill(optimizer, 0, optimizer_bytes, STREAM_COMPUTE);
+    device_fill(optimizer, 0, layout->optimizer_bytes, STREAM_COMPUTE);
     zero->m = optimizer;
     zero->v = optimizer + layout->optimizer_elems;
     zero->master = layout->has_master ? optimizer + 2 * layout->optimizer_elems : NULL;
@@ -130,6 +128,7 @@ void zero_destroy(Zero* zero) {
     }
     destroy_events(zero->updated, units);
     destroy_events(zero->published, units);
+    destroy_events(zero->pace, PACE);
     zero->comm->free_memory(zero->comm);
     free(zero->host_chunk);
     partition_free(&zero->partition);

@@ -306,6 +306,7 @@ def event_names(weight_slots, grad_slots):
         names += [f"ready {slot}", f"free {slot}"]
     names += [f"updated {u}" for u in range(LAYERS + 1)]
     names += [f"published {u}" for u in range(LAYERS + 1)]
+    names += ["pace"] * 16
     for slot in [*range(grad_slots), "E"]:
         names += [f"gready {slot}", f"gfree {slot}"]
     return names + ["written", "reduced"]
@@ -322,11 +323,12 @@ def run_lazily(folder, place, schedule, **settings):
 
 
 def edges_of(run, place):
-    """{index: event's name} of what the layer has listed."""
+    """{index: event's name} of what the layer has listed; all but the host's pace, which orders nothing."""
     names = event_names(*PLACES[place][1:])
     found = re.findall(r"edge (\d+): event (\d+), awaited by", run.err)
     events = {int(index): int(event) for index, event in found}
-    return {i: names[e - 1] if e <= len(names) else "staged" for i, e in events.items()}
+    edges = {i: names[e - 1] if e <= len(names) else "staged" for i, e in events.items()}
+    return {i: name for i, name in edges.items() if name != "pace"}
 
 
 @case(built, ci_tier)
