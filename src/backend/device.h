@@ -35,8 +35,8 @@ int device_threads(int requested, int local_size);
 
 const char* device_backend(void); // "cpu" or "cuda"
 bool device_is_host(void);        // device memory is host memory (CPU)
-const char*
-device_description(void); // "2 threads, AVX-512 BF16, oneDNN 2.6.3" | "NVIDIA H200, ..."
+// "2 threads, AVX-512 BF16, oneDNN 2.6.3" | "NVIDIA H200, ..."
+const char* device_description(void);
 
 // Peak of matrix products in TFLOP/s for floatX, 0 where unknown (the CPU).
 double device_peak_tflops(void);

@@ -2,7 +2,7 @@
 //
 // Two kinds, kept apart. An Error is a value: a function that reads options or files fills it and
 // returns false; the caller agrees on it with the other ranks and one rank prints one line
-// (error_exit). CHECK and DIE are for what must hold whatever the user does: they print rank, host,
+// (comm_agree; error_exit where there are no others). CHECK and DIE are for what must hold whatever the user does: they print rank, host,
 // file and line and leave at once.
 #ifndef CORE_CHECK_H
 #define CORE_CHECK_H
@@ -52,7 +52,7 @@ void warn(const char* fmt, ...) PRINTF_LIKE(1, 2);
 // Who speaks in DIE's line and whether warn() prints; set once ranks are known.
 void check_set_rank(int rank, int world_size);
 
-// What DIE and error_exit_all call instead of exit(), so that core does not depend on MPI.
+// What DIE calls instead of exit(), so that core does not depend on MPI.
 void check_set_abort_hook(void (*abort_all_ranks)(int code));
 
 // "[rank 3/8 host] file:line: text", then the abort hook (or exit) with `code`.

@@ -56,7 +56,7 @@ typedef struct {
 } Run;
 
 // Fills a zeroed run. False: the command line was a question (--help, --plan, ...) and is answered,
-// or there is nothing to do; then only run->comm is open.
+// or there is nothing to do. Then the program is at its end and frees no more than run->comm.
 bool run_open(Run* run, int argc, char** argv);
 void run_close(Run* run);
 

@@ -1,8 +1,10 @@
 // train/state.h - state.json and config.json: what a run must know to go on, and of what model.
 //
-// Everything a resumed run needs beside weights and moments, and nothing about ranks, stages,
-// backends, hosts or time: the same run writes the same bytes wherever it runs. Readers are strict:
-// bounded size and depth, every key once, types and ranges checked.
+// What a resumed run takes over beside weights and moments, and nothing about ranks, stages,
+// backends, hosts or time: the same run writes the same bytes wherever it runs. Clipping,
+// --adam-eps, the outlier limits and the count of skips in a row are not in it: they are the
+// options', or begin anew. Readers are strict: bounded size and depth, every key once, types and
+// ranges checked.
 #ifndef TRAIN_STATE_H
 #define TRAIN_STATE_H
 

@@ -66,9 +66,8 @@ static cpu_set_t pick_cores(const cpu_set_t* cores, int skip, int count) {
 }
 
 // A launcher may have bound this rank to fewer cores than it has threads (Open MPI binds `-np 1`
-// and
-// `-np 2` to one core a rank), which would cost half the speed in silence. Such a rank takes cores
-// of its own, by its place on the host, or all of them where there are not enough for every rank.
+// and `-np 2` to one core a rank), which would cost half the speed in silence. Such a rank takes
+// cores of its own, by its place on the host, or all of them where there are too few for that.
 static void widen_affinity(const DeviceOptions* options, int threads) {
     const cpu_set_t given = affinity_mask(), usable = usable_cores();
     const int wanted = threads < CPU_COUNT(&usable) ? threads : CPU_COUNT(&usable);
