@@ -9,7 +9,6 @@ import argparse
 import collections
 import concurrent.futures
 import errno
-import importlib.util
 import json
 import mmap
 import multiprocessing
@@ -20,16 +19,11 @@ import sys
 import threading
 from pathlib import Path
 
-PACKAGES = ("numpy", "requests", "tiktoken", "tqdm")
-if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-    requirements = Path(__file__).with_name("requirements.txt")
-    print(f"no {', '.join(missing)} for Python: pip install -r {requirements}", file=sys.stderr)
-    sys.exit(2)
-
-import numpy as np
-
+import packages
 import shard
 import tokenizer
+
+np = packages.optional("numpy")
 
 HERE = Path(__file__).resolve().parent
 PIECE_BYTES = 1 << 20
@@ -118,6 +112,7 @@ def parse(parser):
         parser.error(
             f"--shard-tokens {options.shard_tokens}: a file holds {shard.MAX_SHARD_TOKENS}"
         )
+    packages.require("numpy", "requests", "tqdm", tokenizer=options.tokenizer)
     return options
 
 

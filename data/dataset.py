@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 
-from tqdm import tqdm
-
 import corpus
 import download
+import packages
 import shard
 import tokenizer
 from shard import DataError
+
+tqdm = packages.optional("tqdm")
 
 FIRST_INDEX = {"val": 0, "train": 1}  # llm.c numbers its validation shard 0
 
@@ -146,7 +147,7 @@ def build(options, data_set, train, input_bytes, sources, val=None):
         targets = [(writers["train"], options.max_tokens)]
         if val is None:
             targets.insert(0, (writers["val"], options.val_tokens))
-        bar = tqdm(desc=data_set.prefix, total=input_bytes, unit="B", unit_scale=True, disable=None)
+        bar = tqdm.tqdm(desc=data_set.prefix, total=input_bytes, unit="B", unit_scale=True, disable=None)
         with corpus.Encoder(options) as encoder, contextlib.closing(train), bar:
             if val is not None:
                 _write(encoder.encode(val), [(writers["val"], None)], counts, bar)

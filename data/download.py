@@ -12,10 +12,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-from tqdm import tqdm
-
+import packages
 from shard import DataError, sha256_of
+
+requests = packages.optional("requests")
+tqdm = packages.optional("tqdm")
 
 HUB = "https://huggingface.co"
 TRIES = 6  # in a row without a new byte
@@ -167,7 +168,7 @@ def _receive(file, part, stop):
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
         _check_room(part, total, have)
-        bar = tqdm(
+        bar = tqdm.tqdm(
             desc=file.name,
             total=total,
             initial=have,

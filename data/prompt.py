@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import corpus
+import packages
 import shard
 import tokenizer
 from shard import DataError
@@ -50,6 +51,7 @@ def decode(options, ids):
 
 def main():
     options = parse()
+    packages.require("numpy", tokenizer=options.tokenizer)
     if options.text is not None:
         coder = tokenizer.make(options.tokenizer, options.vocab)
         print(

@@ -13,7 +13,9 @@ import hashlib
 import os
 from pathlib import Path
 
-import numpy as np
+import packages
+
+np = packages.optional("numpy")
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS

@@ -14,12 +14,12 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
-import tiktoken
-from tiktoken_ext.openai_public import r50k_pat_str  # how GPT-2 cuts text before the merges
-
+import packages
 import shard
 from shard import DataError, token_type
+
+np = packages.optional("numpy")
+tiktoken = packages.optional("tiktoken")
 
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY_FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))
@@ -109,6 +109,9 @@ def _local_encoding(folder):
         raise DataError(
             f"{folder}: neither " + " nor ".join(" + ".join(pair) for pair in VOCABULARY_FILES)
         )
+    # How GPT-2 cuts text before the merges.
+    from tiktoken_ext.openai_public import r50k_pat_str
+
     merges_path, vocab_path = (folder / name for name in found)
     try:
         vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
@@ -161,7 +164,9 @@ def main():
         description="Write gpt2_tokenizer.bin into the current folder."
     )
     parser.add_argument("--vocab", type=Path, metavar="DIR", help="take the vocabulary from there")
-    coder = make("gpt2", parser.parse_args().vocab)
+    options = parser.parse_args()
+    packages.require("numpy", "tiktoken")
+    coder = make("gpt2", options.vocab)
     with shard.atomic(Path(shard.TOKENIZER_FILE)) as file:
         file.write(shard.vocabulary_bytes(coder.tokens(), coder.end_of_text))
 

@@ -405,8 +405,13 @@ def test_cuts_keep_the_ids(folder):
 def test_missing_packages_named(folder):
     (folder / "a.parquet").write_bytes(b"")
     words = (folder / "a.parquet", "--output", folder / "set", "--tokenizer", "bytes")
-    bare = run(sys.executable, "-S", ROOT / "data" / "text.py", *words)  # no installed packages
-    expect_fails(bare, 2, "numpy, requests, tiktoken, tqdm", "requirements.txt")
+    bare = (sys.executable, "-S", ROOT / "data" / "text.py")  # no installed packages
+    expect_fails(run(*bare, *words), 2, "no numpy, requests, tqdm for", "venv", "requirements.txt")
+    expect_fails(run(*bare, *words[:3]), 2, "no numpy, requests, tqdm, tiktoken for")
+    scripts = "text tinyshakespeare tinystories fineweb hellaswag prompt tokenizer"
+    for name in scripts.split():
+        asked = run(*bare[:2], ROOT / "data" / f"{name}.py", "--help")
+        assert "--vocab" in expect_works(asked).stdout, name
     (folder / "pyarrow.py").write_text("raise ModuleNotFoundError")
     expect_fails(script("text", *words, PYTHONPATH=folder), 2, "pyarrow")
 
