@@ -129,6 +129,15 @@ def smoothed(values, window):
     return result
 
 
+def labels(runs):
+    """The ends of the runs' paths, as short as tells them apart."""
+    paths = [Path(run.name).parts for run in runs]
+    length = 1
+    while len({path[-length:] for path in paths}) < len(set(paths)):
+        length += 1
+    return ["/".join(path[-length:]) for path in paths]
+
+
 def draw_memory(axes, runs, colors):
     """One bar a run, cut into what the plan names; the black mark is the measured peak."""
     names = sorted(
@@ -146,23 +155,25 @@ def draw_memory(axes, runs, colors):
             bottom += height
         if run.last("end", "peak_bytes"):
             axes.plot(place, run.last("end", "peak_bytes") / GIB, "k_", markersize=24)
-    axes.set_xticks(range(len(runs)), [Path(run.name).name for run in runs], rotation=20)
+    axes.set_xticks(range(len(runs)), labels(runs), rotation=20)
     axes.set_ylabel("GiB per rank, planned")
     axes.legend(fontsize="x-small")
 
 
 def draw(runs, path, axis, window):
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        advice = "python3 -m venv build/venv && build/venv/bin/pip install matplotlib"
+        raise ValueError(f"no matplotlib: --table-only, or {advice}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, places = pyplot.subplots(2, 3, figsize=(18, 9), layout="constrained")
     loss, norm, rate, throughput, accuracy, memory = places.flat
-    for number, run in enumerate(runs):
+    for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         color = f"C{number % 10}"
         x = run.positions("step", axis)
-        label = Path(run.name).name
         loss.plot(
             x, smoothed(run.values("step", "loss"), window), color=color, label=label, alpha=0.7
         )
@@ -191,6 +202,7 @@ def draw(runs, path, axis, window):
         axes.set_title(title)
         axes.set_xlabel(axis)
         axes.grid(alpha=0.3)
+    accuracy.set_visible(any(run.of("eval") for run in runs))
     memory.set_title("memory")
     loss.legend(fontsize="small")
     throughput.set_ylim(bottom=0)

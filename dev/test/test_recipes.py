@@ -291,11 +291,21 @@ def test_plot_table(folder):
     result = run(*plot, folder / "bad.jsonl")
     assert result.returncode == 1 and "bad.jsonl:2" in result.stderr, result.stderr
     assert run(*plot, folder / "none").returncode == 1
+    (folder / "matplotlib.py").write_text("raise ModuleNotFoundError")
+    result = run(*plot[:2], one, folder=folder, PYTHONPATH=folder)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    assert "--table-only" in result.stderr, result.stderr
 
 
 @case("matplotlib")
 def test_plot_picture(folder):
-    runs = [log_of(folder / name, 2, [5.0, None, 4.0]) for name in "ab"]
+    for name in "ab":
+        (folder / name).mkdir()
+    runs = [log_of(folder / name / "out", 2, [5.0, None, 4.0]) for name in "ab"]
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import plot
+
+    expect_equal(plot.labels([plot.Run(path) for path in runs]), ["a/out", "b/out"])
     picture = folder / "out.png"
     expect_works(
         run(
