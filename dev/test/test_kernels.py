@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The CUDA kernels as nvcc and the machine see them: warnings, registers, spills, tensor-core
-instructions, bytes moved, lines covered, products without the library.
+instructions, bytes moved, lines covered, products without the library, little shared memory.
 
     dev/test/test_kernels.py [WORD...]    cases whose names contain a word
     dev/test/test_kernels.py --update     writes dev/bench/results/kernel_resources.txt anew
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cases import ROOT, case, ci_tier, main
+from cases import ROOT, case, ci_tier, expect_fails, main, run
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PRECISIONS = ["fp32", "bf16", "fp16"]
@@ -273,6 +273,19 @@ def products_without_the_library(_):
     without_epilogues = call(program, CUDA_ON_CPU_NO_EPILOGUES="1").splitlines()[-1]
     without_all = call(program, CUDA_ON_CPU_NO_EPILOGUES="all").splitlines()[-1]
     return f"no epilogues: {without_epilogues}; nothing: {without_all}"
+
+
+@case(ci_tier)
+def little_shared_memory(folder):
+    """The operations with the 99 KB of sm_86, sm_89 and sm_120; too large heads are refused."""
+    built = make("bf16", "test_ops", "train_gpt2cu", PRECISION="bf16")
+    verdict = call(built / "test_ops", CUDA_ON_CPU_SHARED_KB="99").splitlines()[-1]
+    text = folder / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    size = ["-e", "L=1,NH=1,C=3136,T=16", "-b", 1]
+    refused = run(built / "train_gpt2cu", "-i", text, *size, CUDA_ON_CPU_SHARED_KB=48)
+    expect_fails(refused, 2, "C/NH = 3136", "use more heads")
+    return verdict
 
 
 def covered_lines(folder):
