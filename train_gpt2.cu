@@ -57,7 +57,7 @@ static StepMessage accumulate_gradients(Run* run, long step, Loop* loop) {
         Error error = no_error;
         if (!dataloader_batch(&run->train, data_step, micro, comm->rank, comm->world_size,
                               o->micro_batch, loop->inputs, loop->targets, &error))
-            comm_exit_all(comm, &error);
+            error_exit(&error);
         step_forward(&run->step, loop->inputs, loop->targets, micro);
         event_record(loop->marks[2 * micro + 1], STREAM_COMPUTE);
         step_backward(&run->step, dloss, micro);

@@ -470,6 +470,17 @@ def file_limit_in_the_middle(folder):
     assert not list(out.glob("step_*")) and not list(out.glob("DONE_*")), os.listdir(out)
 
 
+@case(trainer, mpirun)
+def out_of_memory_is_one_line(folder):
+    """Every rank is short of memory; one says so."""
+    write_data(folder)
+    limited = ["bash", "-c", 'ulimit -v 4000000; exec "$@"', "bash"]
+    words = command(3, "-i", "train_*.bin", "-e", "d48", "-b", 1, "-t", 16, "-z", 0, "-x", 1)
+    at = words.index(str(TRAINER))
+    result = run(*words[:at], *limited, *words[at:], folder=folder, **MPI)
+    expect_refused(result, 'out of memory for "weights"', "MiB", "-b")
+
+
 # ---- what a run can start from --------------------------------------------------------------------
 
 

@@ -90,7 +90,6 @@ struct Comm {
     void (*host_send)(Comm*, const void* buffer, size_t bytes, int to);
     void (*host_recv)(Comm*, void* buffer, size_t bytes, int from);
     void (*barrier)(Comm*);
-    void (*abort)(int code); // ends all ranks at once
     void (*free)(Comm*);
 };
 
@@ -129,9 +128,6 @@ void comm_agree(Comm* comm, const Error* error);
 // The same for errors that a run survives: false on all ranks if any rank has an error, which
 // becomes everybody's. Collective.
 bool comm_all_ok(Comm* comm, Error* error);
-
-// For an error that only this rank knows: prints its line and ends all ranks. Not collective.
-NO_RETURN void comm_exit_all(const Comm* comm, const Error* error);
 
 // Do all ranks have the same value? Else an error that names the first rank which differs from rank
 // 0, on every rank. Collective.

@@ -13,13 +13,17 @@ const int FLOATX_TAG = FLOATX_DTYPE;
 
 static int this_rank = 0, num_ranks = 1;
 static void (*abort_hook)(int code);
+static bool (*may_report_hook)(void);
 
 void check_set_rank(int rank, int world_size) {
     this_rank = rank;
     num_ranks = world_size;
 }
 
-void check_set_abort_hook(void (*abort_all_ranks)(int code)) { abort_hook = abort_all_ranks; }
+void check_set_abort_hook(void (*abort_all_ranks)(int code), bool (*may_report)(void)) {
+    abort_hook = abort_all_ranks;
+    may_report_hook = may_report;
+}
 
 // A message stays one line, whatever stands in the file names and values that it quotes.
 static void keep_one_line(char* text) {
@@ -40,8 +44,9 @@ bool error_set(Error* error, int code, const char* fmt, ...) {
 
 _Noreturn void error_exit(const Error* error) {
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", error->text);
+    if (!may_report_hook || may_report_hook()) fprintf(stderr, "error: %s\n", error->text);
     fflush(stderr);
+    if (abort_hook) abort_hook(error->code);
     _exit(error->code);
 }
 

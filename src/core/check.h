@@ -1,9 +1,9 @@
 // core/check.h - errors: what the user did wrong, what must never happen, and the one way out.
 //
 // Two kinds, kept apart. An Error is a value: a function that reads options or files fills it and
-// returns false; the caller agrees on it with the other ranks and one rank prints one line
-// (comm_agree; error_exit where there are no others). CHECK and DIE are for what must hold whatever the user does: they print rank, host,
-// file and line and leave at once.
+// returns false; the caller agrees on it with the other ranks (comm_agree) and one rank prints one
+// line. CHECK and DIE are for what must hold whatever the user does: they print rank, host, file
+// and line and leave at once.
 #ifndef CORE_CHECK_H
 #define CORE_CHECK_H
 
@@ -43,7 +43,8 @@ typedef struct {
 // so that `return error_set(...)` ends a function which returns success.
 bool error_set(Error* error, int code, const char* fmt, ...) PRINTF_LIKE(3, 4);
 
-// Prints "error: <text>" to stderr and ends the process with the error's code.
+// Prints "error: <text>" to stderr and ends all ranks with the error's code: for an error that this
+// rank cannot agree on with the others. Where several call it, one of them prints.
 NO_RETURN void error_exit(const Error* error);
 
 // Prints "warning: <text>" to stderr, from rank 0 only.
@@ -52,8 +53,9 @@ void warn(const char* fmt, ...) PRINTF_LIKE(1, 2);
 // Who speaks in DIE's line and whether warn() prints; set once ranks are known.
 void check_set_rank(int rank, int world_size);
 
-// What DIE calls instead of exit(), so that core does not depend on MPI.
-void check_set_abort_hook(void (*abort_all_ranks)(int code));
+// What DIE and error_exit call instead of exit(), so that core does not depend on MPI; may_report
+// is true for the first rank of a host that asks.
+void check_set_abort_hook(void (*abort_all_ranks)(int code), bool (*may_report)(void));
 
 // "[rank 3/8 host] file:line: text", then the abort hook (or exit) with `code`.
 NO_RETURN void die_at(const char* file, int line, int code, const char* fmt, ...) PRINTF_LIKE(4, 5);

@@ -124,13 +124,6 @@ bool comm_all_ok(Comm* comm, Error* error) {
     return false;
 }
 
-void comm_exit_all(const Comm* comm, const Error* error) {
-    if (table_may_report(comm->table)) fprintf(stderr, "error: %s\n", error->text);
-    fflush(NULL);
-    comm->abort(error->code);
-    exit(error->code);
-}
-
 bool comm_check_same(Comm* comm, uint64_t value, const char* what, Error* error) {
     uint64_t* all = checked_calloc((size_t)comm->world_size, sizeof(uint64_t));
     comm->host_all_gather(comm, all, &value, sizeof(value));

@@ -374,6 +374,9 @@ static void mpi_abort(int code) {
     _exit(code);
 }
 
+static CommTable* reports; // of this process's host, once there is one
+static bool may_report(void) { return !reports || table_may_report(reports); }
+
 static void mpi_free(Comm* comm) {
     MpiComm* m = mpi(comm);
     mpi_free_memory(comm);
@@ -394,6 +397,7 @@ static void open_table(MpiComm* m) {
         table_init(comm->table, comm->local_size, true);
     }
     MPICHECK(MPI_Barrier(m->host));
+    reports = comm->table;
     table_record(comm)->rank = comm->rank;
     table_record(comm)->pid = (int)getpid();
 }
@@ -411,7 +415,7 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
         MPI_Finalize();
         return comm_self_create();
     }
-    check_set_abort_hook(mpi_abort);
+    check_set_abort_hook(mpi_abort, may_report);
     MpiComm* m = checked_calloc(1, sizeof(MpiComm));
     Comm* comm = &m->base;
     *comm = (Comm){.name = "mpi",
@@ -429,7 +433,6 @@ Comm* comm_mpi_create(bool shared_memory, Error* error) {
                    .host_send = mpi_host_send,
                    .host_recv = mpi_host_recv,
                    .barrier = mpi_barrier,
-                   .abort = mpi_abort,
                    .free = mpi_free};
     MPICHECK(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank));
     MPICHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL,

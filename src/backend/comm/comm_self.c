@@ -98,7 +98,6 @@ Comm* comm_self_create(void) {
                    .host_send = self_host_send,
                    .host_recv = self_host_recv,
                    .barrier = self_barrier,
-                   .abort = exit,
                    .free = self_free};
     return comm;
 }
