@@ -623,7 +623,8 @@ static void test_config(void) {
     static const struct {
         const char *from, *to, *problem; // problem NULL: accepted
     } edits[] = {
-        {"\"gelu_new\"", "\"relu\"", "activation_function"},
+        {"\"gelu_new\"", "\"relu\"",
+         "activation_function is \"relu\", this trainer computes \"gelu_new\" only"},
         {"\"n_inner\": null", "\"n_inner\": 32", NULL},
         {"\"n_inner\": null", "\"n_inner\": 33", "n_inner"},
         {"\"n_inner\": null", "\"unknown\": [1, {\"a\": null}]", NULL},

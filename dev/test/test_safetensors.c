@@ -250,6 +250,8 @@ static void test_bad_files(void) {
     expect_refused("header beyond the file", "header of 9 bytes");
     write_file("<!DOCTYPE html><html></html>", 28);
     expect_refused("HTML", "header of");
+    write_file("version https://git-lfs.github.com/spec/v1\n", 43);
+    expect_refused("Git LFS pointer", "git lfs pull");
     unlink(scratch_path);
     expect_refused("missing", "No such file");
     CHECK(symlink("/tmp", scratch_path) == 0, "symlink");

@@ -70,7 +70,7 @@ static void test_files(void) {
     write_tokens(20240328, 1, V, 3000, 0);
     refuses("cut in the header", "header");
     unlink(path);
-    refuses("missing file that was asked for", "cannot be opened");
+    refuses("missing file that was asked for", "No such file");
     EXPECT(chdir(folder) == 0 && tokenizer_open(&tokenizer, NULL, shards, V, &error), "%s",
            error.text);
     EXPECT(!tokenizer_has_text(&tokenizer), "text without a file");

@@ -15,16 +15,11 @@
 #include <zlib.h>
 
 #include "core/fault.h"
+#include "train/files.h"
 #include "train/json.h"
 #include "train/model_file.h"
 #include "train/safetensors.h"
 #include "train/watchdog.h"
-
-static char* path_join(char out[PATH_MAX], const char* dir, const char* name) {
-    int n = snprintf(out, PATH_MAX, "%s/%s", dir, name);
-    CHECK(n >= 0 && n < PATH_MAX, "path too long: %s/%s", dir, name);
-    return out;
-}
 
 // ---- the names in OUT ---------------------------------------------------------------------------
 
@@ -135,15 +130,13 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
 
 // Size first, then crc32 of the whole file.
 static bool verify_file(const char* path, const CheckpointFile* expected, Error* error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
-    if (fd < 0) return error_set(error, EXIT_USAGE, "%s: %s", path, strerror(errno));
-    struct stat info;
-    bool ok = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    if (!ok) {
-        error_set(error, EXIT_USAGE, "%s: is not a regular file", path);
-    } else if ((uint64_t)info.st_size != expected->bytes) {
-        ok = error_set(error, EXIT_USAGE, "%s: %lld bytes, expected %llu", path,
-                       (long long)info.st_size, (unsigned long long)expected->bytes);
+    uint64_t bytes;
+    int fd = open_regular(path, &bytes, error);
+    if (fd < 0) return false;
+    bool ok = true;
+    if (bytes != expected->bytes) {
+        ok = error_set(error, EXIT_USAGE, "%s: %llu bytes, expected %llu", path,
+                       (unsigned long long)bytes, (unsigned long long)expected->bytes);
     }
     uLong crc = crc32(0, NULL, 0);
     if (ok) {

@@ -6,14 +6,13 @@
 #include "train/dataloader.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include "core/rng.h"
+#include "train/files.h"
 #include "train/options.h"
 #include "train/watchdog.h"
 
@@ -24,22 +23,12 @@ enum { CHUNK_BYTES = 1 << 20 };
 
 // ---- files --------------------------------------------------------------------------------------
 
-// Reads exactly `bytes` at `offset`. A file that ends early or cannot be read is an error.
-static bool read_at(int fd, const char* path, void* out, size_t bytes, uint64_t offset,
-                    Error* error) {
-    char* at = out;
-    while (bytes > 0) {
-        ssize_t got = pread(fd, at, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0)
-            return error_set(error, EXIT_FILE_IO, "%s: cannot be read at byte %llu: %s", path,
-                             (unsigned long long)offset, strerror(errno));
-        if (got == 0)
-            return error_set(error, EXIT_FILE_IO, "%s: ends at byte %llu, was longer at start",
-                             path, (unsigned long long)offset);
-        at += got, offset += (uint64_t)got, bytes -= (size_t)got;
-    }
-    return true;
+// Reads `bytes` at `offset` of the open file `fd` of a shard.
+static bool read_shard(const Shard* shard, int fd, void* out, size_t bytes, uint64_t offset,
+                       Error* error) {
+    if (read_at(fd, out, bytes, offset)) return true;
+    return error_set(error, EXIT_FILE_IO, "%s: cannot be read at byte %llu: %s", shard->path,
+                     (unsigned long long)offset, errno ? strerror(errno) : "it has shrunk");
 }
 
 // Makes shard s the one open file: one descriptor is enough, since samples come shard by shard, and
@@ -48,10 +37,12 @@ static bool use_shard(DataLoader* loader, int s, Error* error) {
     if (loader->open_shard == s) return true;
     if (loader->fd >= 0) close(loader->fd);
     loader->open_shard = -1;
-    loader->fd = open(loader->shards[s].path, O_RDONLY | O_CLOEXEC);
-    if (loader->fd < 0)
-        return error_set(error, EXIT_FILE_IO, "%s: cannot be opened: %s", loader->shards[s].path,
-                         strerror(errno));
+    uint64_t bytes;
+    loader->fd = open_regular(loader->shards[s].path, &bytes, error);
+    if (loader->fd < 0) {
+        error->code = EXIT_FILE_IO; // it was there at start
+        return false;
+    }
     loader->open_shard = s;
     return true;
 }
@@ -86,7 +77,7 @@ static bool read_header(Shard* shard, int fd, Error* error) {
     if (shard->file_bytes < HEADER_BYTES)
         return error_set(error, EXIT_USAGE, "%s: size %llu bytes, expected a header of %d at least",
                          path, (unsigned long long)shard->file_bytes, HEADER_BYTES);
-    if (!read_at(fd, path, header, sizeof header, 0, error)) return false;
+    if (!read_shard(shard, fd, header, sizeof header, 0, error)) return false;
     if (header[0] == 20240520)
         shard->token_bytes = 2;
     else if (header[0] == 20240801)
@@ -117,19 +108,10 @@ static bool read_header(Shard* shard, int fd, Error* error) {
 static bool inspect_shard(Shard* shard, int T, Error* error) {
     const char* slash = strrchr(shard->path, '/');
     shard->name = slash ? slash + 1 : shard->path;
-    int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block us
-    struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", shard->path, strerror(errno));
-        if (fd >= 0) close(fd);
-        return false;
-    }
+    int fd = open_regular(shard->path, &shard->file_bytes, error);
+    if (fd < 0) return false;
     bool ok = true;
-    shard->file_bytes = (uint64_t)info.st_size;
-    if (!S_ISREG(info.st_mode)) {
-        ok = error_set(error, EXIT_USAGE, "%s: not a regular file, expected .bin or .txt",
-                       shard->path);
-    } else if (ends_with(shard->path, ".txt")) {
+    if (ends_with(shard->path, ".txt")) {
         shard->token_bytes = 1;
         shard->num_tokens = shard->file_bytes;
     } else {
@@ -223,9 +205,9 @@ bool dataloader_check(DataLoader* loader, Error* error) {
         for (uint64_t first = 0; ok && first < shard->num_tokens; first += per_chunk) {
             uint64_t left = shard->num_tokens - first;
             size_t count = (size_t)(left < per_chunk ? left : per_chunk);
-            ok = read_at(loader->fd, shard->path, chunk, count * (size_t)shard->token_bytes,
-                         (uint64_t)shard->header_bytes + first * (uint64_t)shard->token_bytes,
-                         error);
+            ok = read_shard(shard, loader->fd, chunk, count * (size_t)shard->token_bytes,
+                            (uint64_t)shard->header_bytes + first * (uint64_t)shard->token_bytes,
+                            error);
             for (size_t i = 0; ok && i < count; i++) {
                 uint32_t token = token_at(chunk, shard->token_bytes, i);
                 if (token >= (uint32_t)V) ok = bad_token(shard, first + i, token, V, error);
@@ -234,7 +216,6 @@ bool dataloader_check(DataLoader* loader, Error* error) {
         }
     }
     free(chunk);
-    loader->is_checked = ok;
     return ok;
 }
 
@@ -320,7 +301,7 @@ static bool read_sample(DataLoader* loader, int s, uint64_t sample, int* inputs,
     uint64_t offset = (uint64_t)shard->header_bytes + first * (uint64_t)shard->token_bytes;
     size_t bytes = ((size_t)T + 1) * (size_t)shard->token_bytes;
     if (!use_shard(loader, s, error) ||
-        !read_at(loader->fd, shard->path, loader->raw, bytes, offset, error))
+        !read_shard(shard, loader->fd, loader->raw, bytes, offset, error))
         return false;
     for (int t = 0; t <= T; t++) {
         uint32_t token = token_at(loader->raw, shard->token_bytes, (size_t)t);
@@ -386,7 +367,7 @@ DataFile* dataloader_identity(DataLoader* loader, Error* error) {
         ok = ok && use_shard(loader, s, error);
         for (int last = 0; ok && last < 2; last++) {
             uint64_t offset = last ? shard->file_bytes - bytes : 0;
-            ok = read_at(loader->fd, shard->path, end, bytes, offset, error);
+            ok = read_shard(shard, loader->fd, end, bytes, offset, error);
             if (ok) file->crc32 = (uint32_t)crc32(file->crc32, end, (unsigned)bytes);
         }
     }

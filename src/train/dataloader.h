@@ -43,7 +43,6 @@ typedef struct {
     Shard* shards; // (num_shards), sorted by path, each with at least one sample
     int num_shards;
     uint64_t num_samples;   // of one epoch
-    bool is_checked;        // every token is known to be < V
     uint64_t ordered_epoch; // the epoch that order and first_sample describe; UINT64_MAX: none
     int* order;             // (num_shards) shard at each place
     uint64_t* first_sample; // (num_shards + 1) samples of the epoch before each place

@@ -6,11 +6,11 @@
 #include "train/hellaswag.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "train/files.h"
 
 enum { MAGIC = 20240522, VERSION = 1, HEADER_BYTES = 1024 };
 enum { START_MARK = 65535, MAX_EXAMPLES = 65535, MAX_EXAMPLE_BYTES = 65534 };
@@ -32,21 +32,21 @@ typedef struct {
     int ending[HELLASWAG_ENDINGS], num_ending[HELLASWAG_ENDINGS];
 } Parts;
 
-static bool read_at(const HellaSwag* eval, void* out, size_t bytes, uint64_t offset, Error* error) {
-    ssize_t got = pread(eval->fd, out, bytes, (off_t)offset);
-    if (got == (ssize_t)bytes) return true;
-    if (got < 0)
+static bool read_bytes(const HellaSwag* eval, void* out, size_t bytes, uint64_t offset,
+                       Error* error) {
+    if (read_at(eval->fd, out, bytes, offset)) return true;
+    if (errno)
         return error_set(error, EXIT_FILE_IO, "%s: cannot be read at byte %llu: %s", eval->path,
                          (unsigned long long)offset, strerror(errno));
     return error_set(error, EXIT_USAGE, "%s: size %llu bytes, expected %llu at least", eval->path,
-                     (unsigned long long)offset + (unsigned long long)got,
+                     (unsigned long long)eval->file_bytes,
                      (unsigned long long)offset + (unsigned long long)bytes);
 }
 
 static bool bad_field(const HellaSwag* eval, int example, const char* field, int value,
                       const char* expected, int limit, Error* error) {
-    return error_set(error, EXIT_USAGE, "%s: example %d: %s %d, expected %s %d", eval->path,
-                     example, field, value, expected, limit);
+    return error_set(error, EXIT_USAGE, "%s: example %d: %s %d, expected %s%s%d", eval->path,
+                     example, field, value, expected, *expected ? " " : "", limit);
 }
 
 // One list of tokens that begins with its length at *at.
@@ -69,7 +69,7 @@ static bool take_tokens(const HellaSwag* eval, int example, const char* field, i
 // Reads example `e`, which begins at eval->offsets[e], into eval->raw and finds its parts.
 static bool read_example(HellaSwag* eval, int e, int V, Parts* parts, int* bytes, Error* error) {
     uint16_t* raw = eval->raw;
-    if (!read_at(eval, raw, FIXED_FIELDS * sizeof *raw, eval->offsets[e], error)) return false;
+    if (!read_bytes(eval, raw, FIXED_FIELDS * sizeof *raw, eval->offsets[e], error)) return false;
     *bytes = raw[AT_BYTES];
     if (raw[AT_MARK] != START_MARK)
         return bad_field(eval, e, "start mark", raw[AT_MARK], "", START_MARK, error);
@@ -81,7 +81,7 @@ static bool read_example(HellaSwag* eval, int e, int V, Parts* parts, int* bytes
     if (*bytes < (int)(FIXED_FIELDS * sizeof *raw) || *bytes % 2 != 0)
         return bad_field(eval, e, "bytes", *bytes, "an even number of at least",
                          (int)(FIXED_FIELDS * sizeof *raw), error);
-    if (!read_at(eval, raw, (size_t)*bytes, eval->offsets[e], error)) return false;
+    if (!read_bytes(eval, raw, (size_t)*bytes, eval->offsets[e], error)) return false;
 
     int words = *bytes / 2, at = AT_CONTEXT;
     if (!take_tokens(eval, e, "context", words, V, &at, &parts->context, &parts->num_context,
@@ -100,7 +100,7 @@ static bool read_example(HellaSwag* eval, int e, int V, Parts* parts, int* bytes
 
 static bool read_header(HellaSwag* eval, Error* error) {
     int32_t header[HEADER_BYTES / 4];
-    if (!read_at(eval, header, sizeof header, 0, error)) return false;
+    if (!read_bytes(eval, header, sizeof header, 0, error)) return false;
     if (header[0] != MAGIC)
         return error_set(error, EXIT_USAGE, "%s: magic %d, expected %d", eval->path, header[0],
                          MAGIC);
@@ -131,10 +131,9 @@ static bool read_all(HellaSwag* eval, int V, Error* error) {
             eval->row_tokens[e * HELLASWAG_ENDINGS + i] = parts.num_ending[i];
         }
     }
-    struct stat info;
-    if (fstat(eval->fd, &info) != 0 || (uint64_t)info.st_size == offset) return true;
-    return error_set(error, EXIT_USAGE, "%s: size %lld bytes, expected %llu for its %d examples",
-                     eval->path, (long long)info.st_size, (unsigned long long)offset,
+    if (eval->file_bytes == offset) return true;
+    return error_set(error, EXIT_USAGE, "%s: size %llu bytes, expected %llu for its %d examples",
+                     eval->path, (unsigned long long)eval->file_bytes, (unsigned long long)offset,
                      eval->num_examples);
 }
 
@@ -144,9 +143,8 @@ bool hellaswag_open(HellaSwag* eval, const char* path, int T, int V, Error* erro
     size_t length = strlen(path);
     CHECK(length < sizeof eval->path, "path of %zu bytes", length);
     memcpy(eval->path, path, length + 1);
-    eval->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
-    if (eval->fd < 0)
-        return error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
+    eval->fd = open_regular(path, &eval->file_bytes, error);
+    if (eval->fd < 0) return false;
     bool ok = read_header(eval, error);
     if (ok) {
         size_t n = (size_t)eval->num_examples;

@@ -22,6 +22,7 @@ enum { HELLASWAG_ENDINGS = 4 };
 typedef struct {
     char path[512];
     int fd;
+    uint64_t file_bytes;
     int T;
     int num_examples;
     uint64_t* offsets; // (num_examples) where each begins in the file

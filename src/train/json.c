@@ -2,13 +2,13 @@
 #include "train/json.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "train/files.h"
 
 static bool fail(JsonContext c, const char* problem, const char* what) {
     return error_set(c.error, EXIT_USAGE, "%s: %s%s%s", c.where, problem, what[0] ? " " : "", what);
@@ -101,31 +101,20 @@ cJSON* json_parse(const char* text, size_t length, JsonContext c) {
 // ---- files --------------------------------------------------------------------------------------
 
 char* json_read_file(const char* path, size_t max_bytes, size_t* length, Error* error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
-    if (fd < 0) {
-        error_set(error, EXIT_USAGE, "%s: %s", path, strerror(errno));
-        return NULL;
-    }
-    struct stat info;
+    uint64_t bytes;
+    int fd = open_regular(path, &bytes, error);
+    if (fd < 0) return NULL;
     char* text = NULL;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        error_set(error, EXIT_USAGE, "%s: is not a regular file", path);
-    } else if ((uint64_t)info.st_size > max_bytes) {
-        error_set(error, EXIT_USAGE, "%s: %lld bytes, at most %zu expected", path,
-                  (long long)info.st_size, max_bytes);
+    if (bytes > max_bytes) {
+        error_set(error, EXIT_USAGE, "%s: %llu bytes, at most %zu expected", path,
+                  (unsigned long long)bytes, max_bytes);
     } else {
-        size_t size = (size_t)info.st_size, have = 0;
-        text = checked_malloc(size + 1);
-        while (have < size) {
-            ssize_t n = read(fd, text + have, size - have);
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) break;
-            have += (size_t)n;
-        }
-        text[have] = '\0';
-        *length = have;
-        if (have < size) {
-            error_set(error, EXIT_USAGE, "%s: read %zu of %zu bytes", path, have, size);
+        *length = (size_t)bytes;
+        text = checked_malloc(*length + 1);
+        text[*length] = '\0';
+        if (!read_at(fd, text, *length, 0)) {
+            error_set(error, EXIT_USAGE, "%s: cannot be read: %s", path,
+                      errno ? strerror(errno) : "it has shrunk");
             free(text);
             text = NULL;
         }

@@ -2,7 +2,6 @@
 #include "train/model_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/rng.h"
+#include "train/files.h"
 #include "train/json.h"
 #include "train/state.h"
 #include "train/watchdog.h"
@@ -28,10 +28,6 @@ enum {
     TENSORS_PER_BLOCK = 12,
     TENSORS_BEFORE_BLOCKS = 2, // wte, wpe
 };
-
-static void join(char out[PATH_MAX], const char* dir, const char* name) {
-    snprintf(out, PATH_MAX, "%s/%s", dir, name);
-}
 
 static bool exists(const char* path) {
     struct stat info;
@@ -55,6 +51,14 @@ static const SafeTensor* find_tensor(const ModelFile* file, const char* name, in
     char full[64];
     snprintf(full, sizeof(full), "%s%s", file->prefix, name);
     return find_in_shards(file, full, shard);
+}
+
+// "256 x 64"
+static const char* shape_text(char out[200], int num_dims, const size_t* shape) {
+    strcpy(out, "a number");
+    for (int d = 0, n = 0; d < num_dims; d++)
+        n += snprintf(out + n, 200 - (size_t)n, d ? " x %zu" : "%zu", shape[d]);
+    return out;
 }
 
 static bool has_shape(const SafeTensor* tensor, int num_dims, const size_t* shape) {
@@ -107,9 +111,11 @@ static bool check_tensors(const ModelFile* file, Error* error) {
                              file->prefix, spec->name);
         }
         if (!has_shape(tensor, spec->num_dims, spec->shape)) {
-            return error_set(error, EXIT_USAGE,
-                             "%s: tensor %s is not of the shape that its config implies, %zu x %zu",
-                             file->path, spec->name, spec->shape[0], spec->shape[1]);
+            char stored[200], expected[200];
+            return error_set(error, EXIT_USAGE, "%s: tensor %s is %s, its config implies %s",
+                             file->path, spec->name,
+                             shape_text(stored, tensor->num_dims, tensor->shape),
+                             shape_text(expected, spec->num_dims, spec->shape));
         }
     }
     size_t prefix = strlen(file->prefix);
@@ -165,7 +171,7 @@ static bool open_index(ModelFile* file, const char* dir, const char* index_path,
                       index_path);
             break;
         }
-        join(path, dir, name);
+        path_join(path, dir, name);
         bool is_open = false;
         for (int s = 0; s < file->num_shards; s++)
             is_open |= strcmp(file->shards[s].path, path) == 0;
@@ -214,12 +220,12 @@ static bool infer_config(ModelFile* file, Error* error) {
 
 static bool open_directory(ModelFile* file, const char* dir, Error* error) {
     char config_path[PATH_MAX], weights_path[PATH_MAX], index_path[PATH_MAX];
-    join(config_path, dir, "config.json");
-    join(weights_path, dir, "model.safetensors");
-    join(index_path, dir, "model.safetensors.index.json");
+    path_join(config_path, dir, "config.json");
+    path_join(weights_path, dir, "model.safetensors");
+    path_join(index_path, dir, "model.safetensors.index.json");
     if (!exists(config_path)) {
         char latest[PATH_MAX];
-        join(latest, dir, "latest");
+        path_join(latest, dir, "latest");
         return error_set(error, EXIT_USAGE, "%s: has no config.json%s%s", dir,
                          exists(latest) ? "; its newest checkpoint is " : "",
                          exists(latest) ? latest : "");
@@ -283,7 +289,7 @@ static bool bin_read_elems(const ModelFile* file, uint64_t first, size_t count, 
     uint64_t offset = BIN_HEADER_BYTES + first * dtype_bytes(bin_dtype(file));
     if (read_floats_at(file->bin_fd, offset, bin_dtype(file), count, out)) return true;
     return error_set(error, EXIT_FILE_IO, "%s: cannot read its weights: %s", file->path,
-                     errno ? strerror(errno) : "file shrank");
+                     errno ? strerror(errno) : "it has shrunk");
 }
 
 // The published (in, out) from the file's (out, in): one strip of every row of the file, scattered
@@ -309,7 +315,7 @@ static bool bin_read_transposed(const ModelFile* file, int tensor, size_t first,
 
 static bool open_bin(ModelFile* file, uint64_t size, Error* error) {
     int32_t header[BIN_HEADER_BYTES / 4];
-    if (pread(file->bin_fd, header, sizeof(header), 0) != (ssize_t)sizeof(header)) {
+    if (!read_at(file->bin_fd, header, sizeof(header), 0)) {
         return error_set(error, EXIT_USAGE, "%s: %llu bytes, shorter than its header of %d",
                          file->path, (unsigned long long)size, BIN_HEADER_BYTES);
     }
@@ -343,7 +349,7 @@ static long batch_of_run(const char* dir) {
     char path[PATH_MAX];
     size_t length;
     Error ignored = {0};
-    join(path, dir, "state.json");
+    path_join(path, dir, "state.json");
     char* text = json_read_file(path, STATE_JSON_MAX, &length, &ignored);
     if (!text) return 0;
     JsonContext c = {path, &ignored};
@@ -374,16 +380,12 @@ static bool open_path(ModelFile* file, const char* path, Error* error) {
         file->total_batch_tokens = batch_of_run(file->path);
         return open_hugging_face(file, true, error);
     }
-    if (!S_ISREG(info.st_mode)) {
-        return error_set(error, EXIT_USAGE, "%s: is neither a directory nor a regular file",
-                         file->path);
-    }
-    file->bin_fd = open(file->path, O_RDONLY | O_CLOEXEC);
-    if (file->bin_fd < 0)
-        return error_set(error, EXIT_USAGE, "%s: %s", file->path, strerror(errno));
+    uint64_t bytes;
+    file->bin_fd = open_regular(file->path, &bytes, error);
+    if (file->bin_fd < 0) return false;
     int32_t magic = 0;
-    bool has_magic = pread(file->bin_fd, &magic, sizeof(magic), 0) == (ssize_t)sizeof(magic);
-    if (has_magic && magic == BIN_MAGIC) return open_bin(file, (uint64_t)info.st_size, error);
+    if (read_at(file->bin_fd, &magic, sizeof(magic), 0) && magic == BIN_MAGIC)
+        return open_bin(file, bytes, error);
     close(file->bin_fd);
     file->bin_fd = -1;
     size_t n = strlen(file->path);

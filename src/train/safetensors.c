@@ -2,14 +2,13 @@
 #include "train/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "train/files.h"
 #include "train/json.h"
 
 enum { MAX_NAME = 255 };
@@ -158,23 +157,16 @@ bool safetensors_parse(SafeTensors* file, const char* path, const char* header, 
 
 // ---- files --------------------------------------------------------------------------------------
 
-static bool read_at(int fd, void* out, size_t bytes, uint64_t offset) {
-    errno = 0; // stays 0 at the end of the file
-    for (size_t have = 0; have < bytes;) {
-        ssize_t n = pread(fd, (char*)out + have, bytes - have, (off_t)(offset + have));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        have += (size_t)n;
-    }
-    return true;
-}
-
 // Reads the header of an open file of `size` bytes and checks it.
 static bool open_header(SafeTensors* file, const char* path, int fd, uint64_t size, Error* error) {
     unsigned char prefix[8];
     if (size < sizeof(prefix) || !read_at(fd, prefix, sizeof(prefix), 0)) {
         return error_set(error, EXIT_USAGE, "%s: %llu bytes, too short for a safetensors file",
                          path, (unsigned long long)size);
+    }
+    if (memcmp(prefix, "version ", sizeof(prefix)) == 0) {
+        return error_set(error, EXIT_USAGE,
+                         "%s: a Git LFS pointer, not the weights: git lfs pull fetches them", path);
     }
     uint64_t header_bytes = 0;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | prefix[i];
@@ -195,12 +187,10 @@ static bool open_header(SafeTensors* file, const char* path, int fd, uint64_t si
 }
 
 bool safetensors_open(SafeTensors* file, const char* path, Error* error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
-    if (fd < 0) return error_set(error, EXIT_USAGE, "%s: %s", path, strerror(errno));
-    struct stat info;
-    bool ok = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    if (!ok) error_set(error, EXIT_USAGE, "%s: is not a regular file", path);
-    ok = ok && open_header(file, path, fd, (uint64_t)info.st_size, error);
+    uint64_t bytes;
+    int fd = open_regular(path, &bytes, error);
+    if (fd < 0) return false;
+    bool ok = open_header(file, path, fd, bytes, error);
     if (ok) file->fd = fd;
     if (!ok) close(fd);
     return ok;
@@ -259,7 +249,7 @@ bool safetensors_read(const SafeTensors* file, const SafeTensor* tensor, uint64_
     uint64_t offset = file->data_start + tensor->begin + first * dtype_bytes(dtype);
     if (read_floats_at(file->fd, offset, dtype, count, out)) return true;
     return error_set(error, EXIT_FILE_IO, "%s: cannot read tensor %s: %s", file->path, tensor->name,
-                     errno ? strerror(errno) : "file shrank");
+                     errno ? strerror(errno) : "it has shrunk");
 }
 
 // ---- writing ------------------------------------------------------------------------------------

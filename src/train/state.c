@@ -396,27 +396,36 @@ char* generation_config_to_json(const GPT2Config* config) {
 }
 
 // Absent keys have transformers' default, which is what this model computes.
+static void refuse_unless(bool fits, const cJSON* value, const char* key, const char* expected,
+                          JsonContext c) {
+    if (!value || fits) return;
+    char* found = cJSON_PrintUnformatted(value);
+    error_set(c.error, EXIT_USAGE, "%s: %s is %.60s, this trainer computes %s only", c.where, key,
+              found ? found : "unreadable", expected);
+    cJSON_free(found);
+}
+
 static void refuse_unless_string(const cJSON* root, const char* key, const char* expected,
                                  JsonContext c) {
     const cJSON* value = cJSON_GetObjectItemCaseSensitive(root, key);
-    if (!value || (cJSON_IsString(value) && strcmp(value->valuestring, expected) == 0)) return;
-    error_set(c.error, EXIT_USAGE, "%s: %s is not \"%s\", which is all this trainer computes",
-              c.where, key, expected);
+    char text[40];
+    snprintf(text, sizeof(text), "\"%s\"", expected);
+    refuse_unless(cJSON_IsString(value) && strcmp(value->valuestring, expected) == 0, value, key,
+                  text, c);
 }
 
 static void refuse_unless_bool(const cJSON* root, const char* key, bool expected, JsonContext c) {
     const cJSON* value = cJSON_GetObjectItemCaseSensitive(root, key);
-    if (!value || (expected ? cJSON_IsTrue(value) : cJSON_IsFalse(value))) return;
-    error_set(c.error, EXIT_USAGE, "%s: %s is not %s, which is all this trainer computes", c.where,
-              key, expected ? "true" : "false");
+    refuse_unless(expected ? cJSON_IsTrue(value) : cJSON_IsFalse(value), value, key,
+                  expected ? "true" : "false", c);
 }
 
 static void refuse_unless_number(const cJSON* root, const char* key, double expected,
                                  JsonContext c) {
     const cJSON* value = cJSON_GetObjectItemCaseSensitive(root, key);
-    if (!value || (cJSON_IsNumber(value) && value->valuedouble == expected)) return;
-    error_set(c.error, EXIT_USAGE, "%s: %s is not %g, which is all this trainer computes", c.where,
-              key, expected);
+    char text[40];
+    snprintf(text, sizeof(text), "%g", expected);
+    refuse_unless(cJSON_IsNumber(value) && value->valuedouble == expected, value, key, text, c);
 }
 
 bool config_from_json(GPT2Config* config, const char* text, size_t length, const char* where,

@@ -4,13 +4,13 @@
 // of end-of-text, zeros), then for each token one byte with its length and its bytes.
 #include "train/tokenizer.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "train/files.h"
 
 enum { MAGIC = 20240328, HEADER_BYTES = 1024, MAX_TOKENS = 1 << 24 };
 #define FILE_NAME "gpt2_tokenizer.bin"
@@ -76,12 +76,11 @@ bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* train_da
              "python3 data/tokenizer.py makes it; or --tokenizer FILE");
         return true;
     }
-    struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) // a FIFO would block
-        return error_set(error, EXIT_USAGE, "%s: is not a regular file", path);
-    FILE* file = fopen(path, "rb");
-    if (!file)
-        return error_set(error, EXIT_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
+    uint64_t bytes;
+    int fd = open_regular(path, &bytes, error);
+    if (fd < 0) return false;
+    FILE* file = fdopen(fd, "rb");
+    CHECK(file, "%s: out of memory", path);
     bool ok = read_tokens(tokenizer, file, path, error);
     fclose(file);
     if (!ok) tokenizer_close(tokenizer);
