@@ -315,6 +315,7 @@ int main(int argc, char** argv) {
         bool is_done = strcmp(end.reason, "finished") == 0 && run.max_steps > 0;
         if (is_done && end.exit_code == EXIT_FINISHED && o->output_dir && o->save_every >= 0)
             checkpoint_mark_done(o->output_dir, run.state.step, run.comm, &error);
+        watchdog_activity("closing the log");
         log_end(run.log, &info);
         report_end(&run.report, &info);
         log_close(run.log, &error);

@@ -193,7 +193,15 @@ static bool save_step(long step, int keep, Zero* zero, Error* error) {
     Checkpoints checkpoints = make_checkpoints(keep, 0);
     CheckpointState state = make_state(step);
     CheckpointReport report;
-    return checkpoint_save(&checkpoints, &state, zero, &report, error);
+    checkpoints.loaded = step - 1;
+    bool ok = checkpoint_save(&checkpoints, &state, zero, &report, error);
+    checkpoint_free(&checkpoints);
+    return ok;
+}
+
+static bool open_out(const char* out, bool resume, bool overwrite, Error* error) {
+    const Options options = {.output_dir = out, .resume = resume, .overwrite = overwrite};
+    return checkpoint_open_out(&options, self, error);
 }
 
 // The step that a resumed run would start from, 0: none. stderr goes to root/warnings.
@@ -251,6 +259,7 @@ static void test_round_trip(void) {
     EXPECT(checkpoint_load(&checkpoints, dir, &read, &report, &error), "%s", error.text);
     EXPECT(same_state(&written, &read) && read.published == 1, "weights or moments differ");
     if (found) state_free(&found_state);
+    checkpoint_free(&checkpoints);
     test_report("checkpoint saved and loaded, state and elements equal");
 
     size_t length, model_length, again_length, sum = 0;
@@ -312,7 +321,53 @@ static void test_keep(void) {
            "latest -> %s", target);
     EXPECT(checkpoint_mark_done(out_dir, 9, self, &error) && is_there("out/DONE_00000009"), "%s",
            error.text);
+    checkpoint_free(&checkpoints);
     test_report("checkpoints kept: newest 2 and milestones");
+    zero_unmake(&zero);
+}
+
+// A run goes on from step 6 below a damaged step 8 and a damaged step 10.
+static void test_damaged_do_not_count(void) {
+    Zero zero;
+    zero_make(&zero, 3);
+    Checkpoints checkpoints = make_checkpoints(2, 0);
+    Error error = {0};
+    CheckpointReport report;
+    char dir[PATH_MAX];
+    fresh_out();
+    for (long step = 4; step <= 10; step += 2)
+        EXPECT(save_step(step, 0, &zero, &error), "%s", error.text);
+    EXPECT(checkpoint_load(&checkpoints, in_root(dir, "out/step_00000006"), &zero, &report, &error),
+           "%s", error.text);
+    EXPECT(checkpoint_exists(&checkpoints, 6) && !checkpoint_exists(&checkpoints, 8),
+           "a damaged checkpoint counts as one that exists");
+    CheckpointState state = make_state(9);
+    EXPECT(checkpoint_save(&checkpoints, &state, &zero, &report, &error), "%s", error.text);
+    EXPECT(is_there("out/step_00000006") && is_there("out/step_00000009"),
+           "a damaged checkpoint takes the place of a good one");
+    EXPECT(!is_there("out/step_00000004") && is_there("out/step_00000010"),
+           "deleted too little or too much");
+    state = make_state(10);
+    EXPECT(checkpoint_save(&checkpoints, &state, &zero, &report, &error), "%s", error.text);
+    EXPECT(checkpoint_exists(&checkpoints, 10) && !is_there("out/step_00000006") &&
+               !is_there("out/step_00000008"),
+           "step 10 is not this run's");
+    checkpoint_free(&checkpoints);
+    test_report("damaged checkpoints neither exist nor count as kept");
+    zero_unmake(&zero);
+}
+
+// Where `latest` cannot be a symbolic link, checkpoints are complete all the same.
+static void test_without_links(void) {
+    Zero zero;
+    zero_make(&zero, 3);
+    Error error = {0};
+    char text[4096];
+    fresh_out();
+    run_command("mkdir -p out/latest/x");
+    EXPECT(save_step(1, 0, &zero, &error) && newest(text, sizeof(text)) == 1, "%s", error.text);
+    EXPECT(count_leftovers() == 0, "%d temporary names", count_leftovers());
+    test_report("a checkpoint without `latest`");
     zero_unmake(&zero);
 }
 
@@ -322,33 +377,29 @@ static void test_out(void) {
     Error a = {0}, b = {0}, c = {0}, d = {0}, e = {0};
     fresh_out();
     EXPECT(save_step(3, 0, &zero, &a), "%s", a.text);
-    run_command(
-        "mkdir out/.step_00000004.tmp && echo x > out/.step_00000004.tmp/model.safetensors && "
-        "touch out/DONE_00000003 out/keep.txt");
-    EXPECT(!checkpoint_open_out(out_dir, false, false, self, &b) && b.code == EXIT_USAGE,
+    run_command("mkdir -p out/.step_00000004.tmp/folder/folder && echo x > "
+                "out/.step_00000004.tmp/model.safetensors && "
+                "touch out/DONE_00000003 out/keep.txt");
+    EXPECT(!open_out(out_dir, false, false, &b) && b.code == EXIT_USAGE,
            "a new run into an old OUT");
     EXPECT(strstr(b.text, "--overwrite") && strstr(b.text, "-y 1"), "%s", b.text);
-    EXPECT(checkpoint_open_out(out_dir, true, false, self, &c), "%s", c.text);
+    EXPECT(open_out(out_dir, true, false, &c), "%s", c.text);
     EXPECT(count_leftovers() == 0 && is_there("out/step_00000003"),
            "resume cleans too much or little");
-    EXPECT(checkpoint_open_out(out_dir, false, true, self, &d), "%s", d.text);
+    EXPECT(open_out(out_dir, false, true, &d), "%s", d.text);
     EXPECT(is_there("out/step_00000003"), "--overwrite removes before all is checked");
     Checkpoints checkpoints = make_checkpoints(0, 0);
-    checkpoint_start_anew(&checkpoints);
+    checkpoint_start_anew(&checkpoints, true);
     EXPECT(!is_there("out/step_00000003") && !is_there("out/latest") &&
                !is_there("out/DONE_00000003") && is_there("out/keep.txt"),
            "--overwrite removes too much or little");
     char nested[PATH_MAX];
-    EXPECT(checkpoint_open_out(in_root(nested, "x/y/z"), false, false, self, &e) &&
-               is_there("x/y/z"),
-           "%s", e.text);
+    EXPECT(open_out(in_root(nested, "x/y/z"), false, false, &e) && is_there("x/y/z"), "%s", e.text);
     Error f = {0}, g = {0};
-    EXPECT(!checkpoint_open_out("/proc/nowhere", false, false, self, &f) && f.code == EXIT_USAGE,
-           "%s", f.text);
+    EXPECT(!open_out("/proc/nowhere", false, false, &f) && f.code == EXIT_USAGE, "%s", f.text);
     write_whole("file", "x", 1);
-    EXPECT(!checkpoint_open_out(in_root(nested, "file"), false, false, self, &g) &&
-               g.code == EXIT_USAGE,
-           "%s", g.text);
+    EXPECT(!open_out(in_root(nested, "file"), false, false, &g) && g.code == EXIT_USAGE, "%s",
+           g.text);
     test_report("output directory: made, cleaned, refused");
     zero_unmake(&zero);
 }
@@ -456,7 +507,7 @@ static void test_killed(void) {
         fresh_out();
         EXPECT(save_step(1, 2, &zero, &error), "%s", error.text);
         killed = save_and_be_killed(&zero, moments);
-        EXPECT(checkpoint_open_out(out_dir, true, false, self, &error), "%s", error.text);
+        EXPECT(open_out(out_dir, true, false, &error), "%s", error.text);
         long step = newest(text, sizeof(text));
         EXPECT(step == 2 || step == 3, "killed at moment %d: step %ld is left, %s", moments, step,
                text);
@@ -670,6 +721,8 @@ int main(void) {
     gpt2_param_table(&table, &config);
     test_round_trip();
     test_keep();
+    test_damaged_do_not_count();
+    test_without_links();
     test_out();
     test_damage();
     test_killed();

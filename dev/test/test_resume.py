@@ -238,6 +238,31 @@ def overwrite_waits_until_all_is_checked(folder):
 
 
 @case(trainer)
+def a_rehearsal_checks_the_folder(folder):
+    whole = reference(folder)
+    (folder / "file").touch()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    expect_refused(start(folder, "whole", 1, 0, "--dry-run"), "--overwrite", "-y 1")
+    expect_refused(start(folder, "file/out", 1, 0, "--dry-run"), "-o file/out")
+    for out, *options in (("whole", "--overwrite"), ("whole", "-y", 1, "-x", 22), ("new/out",)):
+        expect_works(start(folder, out, 1, 0, *options, "--dry-run"))
+    expect_equal({path: path.stat().st_mtime_ns for path in folder.rglob("*")}, before)
+    assert (whole / "DONE_00000020").exists()
+
+
+@case(trainer)
+def the_learning_rate_scaled_by_the_batch_is_kept(folder):
+    write_data(folder)
+    scaled = ("-l", 1e-3, "--lr-batch", 48)
+    expect_works(start(folder, "whole", 1, 0, *scaled))
+    expect_works(start(folder, "out", 1, 0, *scaled, "--stop-at", 10))
+    expect_works(resume(folder, "out"))
+    expect_same_end(folder / "out", folder / "whole")
+    expect_works(start(folder, "plain", 1, 0, "--stop-at", 3))
+    assert step_texts(folder / "plain") != step_texts(folder / "whole")[:3]
+
+
+@case(trainer)
 def load_then_save_changes_nothing(folder):
     whole = reference(folder)
     expect_works(train(folder, 1, "-i", "train_*.bin", "-e", "whole/latest", "-x", 1, "-l", 0, "-s", 0,
@@ -414,6 +439,57 @@ def damaged_checkpoints_are_passed_over(folder):
             for same in FILES:
                 expect_equal((out / "step_00000020" / same).read_bytes(),
                              (whole / "step_00000020" / same).read_bytes())  # fmt: skip
+
+
+def flip_last_byte(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@case(trainer)
+def damaged_checkpoints_do_not_count(folder):
+    """Neither as one of the -nk newest, nor as the good state that a stop on NaN would save."""
+    write_data(folder)
+    out = folder / "out"
+    expect_works(start(folder, "out", 1, 0, "-n", 2, "-nk", 2, "--stop-at", 8))
+    flip_last_byte(out / "step_00000008/model.safetensors")
+    shutil.copytree(out, folder / "nan", symlinks=True)
+    expect_works(resume(folder, "out", 1, 0, "-n", 3, "-nk", 2, "--stop-at", 9))
+    names = sorted(path.name for path in out.glob("step_*"))
+    expect_equal(names, ["step_00000006", "step_00000008", "step_00000009"])
+
+    words = command(1, "-i", "train_*.bin", "-o", "nan", "-y", 1, "-b", 1, "-s", 0)
+    result = run(*words, folder=folder, **MPI, ZERO_FAULT="nan:rank=0:step=9")
+    expect_equal(result.returncode, 3)
+    result = expect_works(resume(folder, "nan", 1, 0, "--stop-at", 9))
+    assert "resumed at step 8" in result.stdout and "passed over" not in result.stderr, result
+
+
+@case(trainer)
+def all_damaged_starts_anew(folder):
+    """The damaged stay; what says that this run is further than it is does not."""
+    out = reference(folder)
+    for step in out.glob("step_*"):
+        flip_last_byte(step / "model.safetensors")
+    result = expect_works(start(folder, out.name, 1, 0, "-y", 1, "-n", -1, "-x", 2))
+    assert "starting from scratch" in result.stdout, result.stdout
+    names = ["log.jsonl", *(f"step_{step:08d}" for step in (5, 10, 15, 20))]
+    expect_equal(sorted(os.listdir(out)), names)
+
+
+@case(trainer)
+def two_runs_into_one_folder(folder):
+    write_data(folder)
+    process = launch(folder, 1, *LONG, "-o", "out")
+    try:
+        wait_for_step(process, folder / "out", 1)
+        for option in ("--overwrite", "-y 1"):
+            refused = train(folder, 1, *LONG, "-o", "out", *option.split())
+            expect_fails(refused, 2, "-o out", "another run")
+    finally:
+        process.kill()
+        process.communicate()
+    expect_works(start(folder, "out", 1, 0, "-y", 1, "-x", 1))
 
 
 def mount_small_disk(folder):

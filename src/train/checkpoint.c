@@ -4,11 +4,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
+#include <libgen.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -68,24 +71,16 @@ static long* list_steps(const char* out, int* count) {
     return steps;
 }
 
-// Removes a directory of files, or a file. Never follows a symbolic link.
-static void remove_flat(const char* parent, const char* name) {
+static int remove_entry(const char* path, const struct stat* info, int type, struct FTW* place) {
+    (void)info, (void)type, (void)place;
+    remove(path);
+    return 0;
+}
+
+// Removes a file, or a directory with all it holds. Never follows a symbolic link.
+static void remove_tree(const char* parent, const char* name) {
     char path[PATH_MAX];
-    path_join(path, parent, name);
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) {
-        unlink(path);
-        return;
-    }
-    DIR* dir = fdopendir(fd);
-    for (struct dirent* entry; dir && (entry = readdir(dir));) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
-            unlinkat(fd, entry->d_name, 0);
-        }
-    }
-    if (dir) closedir(dir);
-    if (!dir) close(fd);
-    rmdir(path);
+    nftw(path_join(path, parent, name), remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 // Under kill -9 a half-removed checkpoint must not look like one: it gets its temporary name first.
@@ -93,9 +88,9 @@ static void remove_step(const char* out, long step) {
     char name[32], temporary[48], from[PATH_MAX], to[PATH_MAX];
     step_name(name, step);
     snprintf(temporary, sizeof(temporary), ".%s.old.tmp", name);
-    remove_flat(out, temporary);
+    remove_tree(out, temporary);
     if (rename(path_join(from, out, name), path_join(to, out, temporary)) == 0) {
-        remove_flat(out, temporary);
+        remove_tree(out, temporary);
     }
 }
 
@@ -125,6 +120,8 @@ void checkpoint_init(Checkpoints* checkpoints, const Options* options, const Par
     checkpoints->buffer_elems = checkpoint_buffer_elems(table);
     if (comm->rank == 0) checkpoints->buffer = device_alloc_pinned(ledger, "save_buffer");
 }
+
+void checkpoint_free(Checkpoints* checkpoints) { free(checkpoints->written); }
 
 // ---- reading ------------------------------------------------------------------------------------
 
@@ -214,8 +211,10 @@ static char* find_newest(const char* out, char dir[PATH_MAX], size_t* length) {
 bool checkpoint_find(const char* out, CheckpointState* state, char dir[PATH_MAX], bool* found,
                      Comm* comm, Error* error) {
     size_t length = 0;
+    watchdog_activity("verifying checkpoints");
     char* text = comm->rank == 0 ? find_newest(out, dir, &length) : NULL;
     comm->host_broadcast(comm, &length, sizeof(length), 0);
+    watchdog_activity("");
     *found = length > 0;
     if (!*found) return true;
     if (!text) text = checked_malloc(length);
@@ -275,7 +274,7 @@ static bool load_all(const Checkpoints* checkpoints, const char* dir, Zero* zero
     return comm_all_ok(comm, error);
 }
 
-bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
+bool checkpoint_load(Checkpoints* checkpoints, const char* dir, Zero* zero,
                      CheckpointReport* report, Error* error) {
     double start = now_seconds();
     watchdog_activity("loading a checkpoint");
@@ -283,6 +282,7 @@ bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero
     watchdog_activity("");
     const char* name = strrchr(dir, '/');
     snprintf(report->name, sizeof(report->name), "%.31s", name ? name + 1 : dir);
+    checkpoints->loaded = step_of_name(report->name);
     report->bytes = 3 * checkpoints->table->num_params * sizeof(float);
     report->ms = 1e3 * (now_seconds() - start);
     return ok;
@@ -292,7 +292,7 @@ bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero
 
 // A save in progress. Ranks other than 0 have no files; they take part in zero_read.
 typedef struct {
-    const Checkpoints* checkpoints;
+    Checkpoints* checkpoints;
     Zero* zero;
     long step;
     long points; // moments passed at which ZERO_FAULT=killsave may strike
@@ -417,7 +417,7 @@ static void begin_directory(Save* save) {
     char name[48];
     snprintf(name, sizeof(name), ".step_%08ld.tmp", save->step);
     path_join(save->temporary, out, name);
-    remove_flat(out, name);
+    remove_tree(out, name);
     check_free_space(save);
     if (is_writing(save) && mkdir(save->temporary, 0777) != 0) fail_save(save, "create it");
 }
@@ -439,27 +439,50 @@ static void publish_directory(Save* save) {
     path_join(latest, out, "latest");
     path_join(link_temporary, out, ".step_latest.tmp");
     unlink(link_temporary);
-    if (symlink(name, link_temporary) != 0 || rename(link_temporary, latest) != 0 ||
-        !sync_directory(out)) {
-        error_set(save->error, EXIT_FILE_IO, "%s: cannot replace it: %s", latest, strerror(errno));
-    }
+    bool is_linked = symlink(name, link_temporary) == 0 && rename(link_temporary, latest) == 0 &&
+                     sync_directory(out);
+    if (!is_linked && !save->checkpoints->lacks_latest) // the checkpoint is complete without
+        warn("%s: cannot replace it: %s", latest, strerror(errno));
+    if (!is_linked) unlink(link_temporary);
+    save->checkpoints->lacks_latest = !is_linked;
     kill_point(save);
 }
 
-// Among the checkpoints up to this one, the newest `keep` stay, and milestones always.
+// Rank 0: this run has written or loaded that checkpoint, or it is older than the loaded one. All
+// others were passed over.
+static bool is_trusted(const Checkpoints* checkpoints, long step) {
+    bool is_written = false;
+    for (int i = 0; i < checkpoints->num_written; i++)
+        is_written |= checkpoints->written[i] == step;
+    return is_written || step <= checkpoints->loaded;
+}
+
+static void note_written(Checkpoints* checkpoints, long step) {
+    size_t count = (size_t)++checkpoints->num_written;
+    checkpoints->written = realloc(checkpoints->written, count * sizeof(long));
+    CHECK(checkpoints->written, "out of host memory: %zu steps", count);
+    checkpoints->written[count - 1] = step;
+}
+
+// Among the checkpoints up to this one, the newest `keep` stay, and milestones always; damaged ones
+// do not count.
 static void delete_old(const Checkpoints* checkpoints, long step) {
     if (checkpoints->keep == 0) return;
     int count, kept = 0;
     long* steps = list_steps(checkpoints->out, &count);
     for (int i = 0; i < count; i++) {
-        if (steps[i] > step || kept++ < checkpoints->keep) continue;
+        if (steps[i] > step) continue;
+        if (kept < checkpoints->keep) {
+            kept += is_trusted(checkpoints, steps[i]);
+            continue;
+        }
         long every = checkpoints->milestone_every;
         if (every == 0 || steps[i] % every != 0) remove_step(checkpoints->out, steps[i]);
     }
     free(steps);
 }
 
-bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* state, Zero* zero,
+bool checkpoint_save(Checkpoints* checkpoints, const CheckpointState* state, Zero* zero,
                      CheckpointReport* report, Error* error) {
     double start = now_seconds();
     bool is_root = checkpoints->comm->rank == 0;
@@ -468,6 +491,7 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
         .checkpoints = checkpoints, .zero = zero, .step = state->step, .fd = -1, .error = error};
     static const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_M, STATE_V};
     static const char *const no_prefix[] = {""}, *const moment_prefixes[] = {"m.", "v."};
+    *report = (CheckpointReport){0};
     if (is_root) begin_directory(&save);
     write_text_file(&save, checkpoint_file_name(CHECKPOINT_CONFIG), config_to_json(&state->model));
     save.files[CHECKPOINT_CONFIG] = save.current;
@@ -481,15 +505,18 @@ bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* stat
         report->bytes = save.current.bytes;
         for (int i = 0; i < NUM_CHECKPOINT_FILES; i++) report->bytes += save.files[i].bytes;
         publish_directory(&save);
-        if (is_writing(&save)) delete_old(checkpoints, state->step);
+        if (is_writing(&save)) {
+            note_written(checkpoints, state->step);
+            delete_old(checkpoints, state->step);
+        }
         const char* temporary = strrchr(save.temporary, '/') + 1;
-        if (!is_writing(&save)) remove_flat(checkpoints->out, temporary);
+        if (!is_writing(&save)) remove_tree(checkpoints->out, temporary);
     }
-    checkpoints->comm->host_broadcast(checkpoints->comm, &report->bytes, sizeof(report->bytes), 0);
+    bool ok = comm_all_ok(checkpoints->comm, error);
     watchdog_activity("");
     step_name(report->name, state->step);
     report->ms = 1e3 * (now_seconds() - start);
-    return comm_all_ok(checkpoints->comm, error);
+    return ok;
 }
 
 // ---- OUT ----------------------------------------------------------------------------------------
@@ -518,6 +545,32 @@ static bool try_writing(const char* out, Error* error) {
     return true;
 }
 
+// The same for a rehearsal, which writes nothing: what exists of the path must be open to it.
+static bool could_write(const char* out, Error* error) {
+    char path[PATH_MAX], *place = path;
+    struct stat info;
+    snprintf(path, sizeof(path), "%s", out);
+    while (access(place, F_OK) != 0 && errno == ENOENT) place = dirname(place);
+    bool ok = stat(place, &info) == 0 && access(place, W_OK | X_OK) == 0;
+    if (ok && S_ISDIR(info.st_mode)) return true;
+    return error_set(error, EXIT_USAGE, "-o %s: cannot write to %s: %s", out, place,
+                     strerror(ok ? ENOTDIR : errno));
+}
+
+// Holds OUT for this run, until the process ends. A rank 0 that was killed may take a moment to go.
+static bool lock_out(const char* out, Error* error) {
+    static int lock = -1; // one OUT at a time
+    if (lock >= 0) close(lock);
+    lock = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int tries = 0; lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0; tries++) {
+        if (errno != EWOULDBLOCK) break; // a file system without locks
+        if (tries == 20)
+            return error_set(error, EXIT_USAGE, "-o %s: another run is writing there", out);
+        usleep(100 * 1000);
+    }
+    return true;
+}
+
 static bool is_of_earlier_run(const char* name) {
     return strcmp(name, "latest") == 0 || strncmp(name, "DONE_", 5) == 0;
 }
@@ -526,37 +579,48 @@ static bool is_of_earlier_run(const char* name) {
 static void remove_chosen(const char* out, bool (*is_chosen)(const char* name)) {
     DIR* dir = opendir(out);
     for (struct dirent* entry; dir && (entry = readdir(dir));) {
-        if (is_chosen(entry->d_name)) remove_flat(out, entry->d_name);
+        if (is_chosen(entry->d_name)) remove_tree(out, entry->d_name);
     }
     if (dir) closedir(dir);
 }
 
-static bool open_out(const char* out, bool resume, bool overwrite, Error* error) {
+static bool open_out(const Options* options, Error* error) {
+    const char* out = options->output_dir;
     int count;
-    if (!make_directories(out, error) || !try_writing(out, error)) return false;
+    bool ok = options->dry_run
+                  ? could_write(out, error)
+                  : make_directories(out, error) && try_writing(out, error) && lock_out(out, error);
+    if (!ok) return false;
     free(list_steps(out, &count));
-    if (!resume && !overwrite && count > 0) {
+    if (!options->resume && !options->overwrite && count > 0) {
         return error_set(error, EXIT_USAGE,
-                         "-o %s: holds %d checkpoints of an earlier run; -y 1 resumes it, "
+                         "-o %s: holds %d checkpoint%s of an earlier run; -y 1 resumes it, "
                          "--overwrite removes them",
-                         out, count);
+                         out, count, count == 1 ? "" : "s");
     }
-    remove_chosen(out, is_temporary);
+    if (!options->dry_run) remove_chosen(out, is_temporary);
     return true;
 }
 
-void checkpoint_start_anew(const Checkpoints* checkpoints) {
-    if (checkpoints->comm->rank != 0) return;
-    int count;
-    long* steps = list_steps(checkpoints->out, &count);
-    for (int i = 0; i < count; i++) remove_step(checkpoints->out, steps[i]);
-    free(steps);
-    remove_chosen(checkpoints->out, is_of_earlier_run);
+bool checkpoint_open_out(const Options* options, Comm* comm, Error* error) {
+    watchdog_activity("opening the output folder");
+    if (comm->rank == 0) open_out(options, error);
+    bool ok = comm_all_ok(comm, error);
+    watchdog_activity("");
+    return ok;
 }
 
-bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error) {
-    if (comm->rank == 0) open_out(out, resume, overwrite, error);
-    return comm_all_ok(comm, error);
+void checkpoint_start_anew(const Checkpoints* checkpoints, bool overwrite) {
+    watchdog_activity("removing an earlier run's files");
+    if (checkpoints->comm->rank == 0) {
+        int count;
+        long* steps = list_steps(checkpoints->out, &count);
+        for (int i = 0; i < count && overwrite; i++) remove_step(checkpoints->out, steps[i]);
+        free(steps);
+        remove_chosen(checkpoints->out, is_of_earlier_run);
+    }
+    checkpoints->comm->barrier(checkpoints->comm);
+    watchdog_activity("");
 }
 
 bool checkpoint_exists(const Checkpoints* checkpoints, long step) {
@@ -564,12 +628,14 @@ bool checkpoint_exists(const Checkpoints* checkpoints, long step) {
     struct stat info;
     int exists = 0;
     path_join(path, checkpoints->out, step_name(name, step));
-    if (checkpoints->comm->rank == 0) exists = stat(path, &info) == 0;
+    if (checkpoints->comm->rank == 0)
+        exists = is_trusted(checkpoints, step) && stat(path, &info) == 0;
     checkpoints->comm->host_broadcast(checkpoints->comm, &exists, sizeof(exists), 0);
     return exists;
 }
 
 bool checkpoint_mark_done(const char* out, long step, Comm* comm, Error* error) {
+    watchdog_activity("marking the run as done");
     if (comm->rank == 0) {
         char name[32], path[PATH_MAX];
         snprintf(name, sizeof(name), "DONE_%08ld", step);
@@ -580,5 +646,7 @@ bool checkpoint_mark_done(const char* out, long step, Comm* comm, Error* error) 
         }
         if (fd >= 0) close(fd);
     }
-    return comm_all_ok(comm, error);
+    bool ok = comm_all_ok(comm, error);
+    watchdog_activity("");
+    return ok;
 }

@@ -33,6 +33,10 @@ typedef struct {
     const ParamTable* table;
     float* buffer; // (buffer_elems) host memory, rank 0 only, else NULL
     size_t buffer_elems;
+    long loaded;   // the step this run goes on from, 0: none
+    long* written; // (num_written) the steps it has written, on rank 0
+    int num_written;
+    bool lacks_latest; // the last save could not replace OUT/latest, and said so
 } Checkpoints;
 
 // Elements of the one buffer that saving and loading stream through.
@@ -41,15 +45,17 @@ size_t checkpoint_buffer_elems(const ParamTable* table);
 void checkpoint_plan(Ledger* ledger, const ParamTable* table, int rank);
 void checkpoint_init(Checkpoints* checkpoints, const Options* options, const ParamTable* table,
                      Comm* comm, Ledger* ledger);
+void checkpoint_free(Checkpoints* checkpoints);
 
-// Before a run writes into OUT: makes it, tries that it can be written, removes temporary
-// directories of killed saves. A new run (resume = false) into an OUT with step_* is an error
-// unless it is to `overwrite` them, which checkpoint_start_anew does.
-bool checkpoint_open_out(const char* out, bool resume, bool overwrite, Comm* comm, Error* error);
+// Before a run writes into OUT, its -o: makes it, tries that it can be written, locks it against
+// other runs, removes temporary directories of killed saves; --dry-run checks the same and changes
+// nothing. A new run into an OUT with step_* is an error unless it is to --overwrite them, which
+// checkpoint_start_anew does.
+bool checkpoint_open_out(const Options* options, Comm* comm, Error* error);
 
-// Removes every step_*, latest and DONE_* of an earlier run. For a new run, once nothing can be
-// wrong with its options and data any more.
-void checkpoint_start_anew(const Checkpoints* checkpoints);
+// Removes latest and DONE_* of an earlier run, and with `overwrite` every step_*. For a run that
+// starts from scratch, once nothing can be wrong with its options and data any more.
+void checkpoint_start_anew(const Checkpoints* checkpoints, bool overwrite);
 
 // The newest valid checkpoint of OUT: sizes and checksums verified, state read; a warning for each
 // newer one passed over, with the reason. *found = false: there is none, no error.
@@ -63,15 +69,16 @@ typedef struct {
 } CheckpointReport;
 
 // Masters, m and v from that directory onto all ranks, then zero_publish.
-bool checkpoint_load(const Checkpoints* checkpoints, const char* dir, Zero* zero,
+bool checkpoint_load(Checkpoints* checkpoints, const char* dir, Zero* zero,
                      CheckpointReport* report, Error* error);
 
-// Writes OUT/step_%08d for state->step and deletes what -nk no longer keeps. False: `error` (code
-// 4) says why, the temporary directory is gone, earlier checkpoints are untouched; a run goes on.
-bool checkpoint_save(const Checkpoints* checkpoints, const CheckpointState* state, Zero* zero,
+// Writes OUT/step_%08d for state->step and deletes what -nk no longer keeps; damaged checkpoints do
+// not count. False: `error` (code 4) says why, the temporary directory is gone, earlier checkpoints
+// are untouched; a run goes on. report->bytes: on rank 0.
+bool checkpoint_save(Checkpoints* checkpoints, const CheckpointState* state, Zero* zero,
                      CheckpointReport* report, Error* error);
 
-// Does OUT/step_%08d exist?
+// Does OUT/step_%08d exist, and was it not passed over as damaged?
 bool checkpoint_exists(const Checkpoints* checkpoints, long step);
 
 // Writes the empty marker OUT/DONE_%08d.

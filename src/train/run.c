@@ -73,7 +73,9 @@ static bool read_model_option(Run* run, GPT2Config* config, Error* error) {
     if (is_descriptor && !ok)
         return error_set(error, descriptor_error.code, "%s", descriptor_error.text);
     if (is_descriptor) return true;
-    if (!exists) return error_set(error, descriptor_error.code, "%s", descriptor_error.text);
+    if (!exists)
+        return error_set(error, descriptor_error.code, "%s%s", descriptor_error.text,
+                         run->options.plan ? ", or a parameter count such as 7.5B" : "");
     if (!model_file_open(&run->model_file, text, run->comm, error)) return false;
     run->starts_from_file = true;
     *config = run->model_file.config;
@@ -83,8 +85,8 @@ static bool read_model_option(Run* run, GPT2Config* config, Error* error) {
 static void choose_model(Run* run) {
     Error error = no_error;
     Options* o = &run->options;
-    bool writes = o->output_dir && !is_rehearsal(o) && !o->check_data && !wants_prompt(o);
-    if (writes) checkpoint_open_out(o->output_dir, o->resume, o->overwrite, run->comm, &error);
+    bool writes = o->output_dir && !o->plan && !o->check_data && !wants_prompt(o);
+    if (writes) checkpoint_open_out(o, run->comm, &error);
     comm_agree(run->comm, &error);
 
     if (o->resume && o->output_dir)
@@ -167,6 +169,7 @@ static void open_data(Run* run) {
     bool validates = o->val_every > 0 && o->val_max_batches != 0;
     bool wants_val = reads && o->val_data && (validates || o->check_data);
     bool needs_val = wants_val && (needs || option_given(o, "--val-data"));
+    if (is_rehearsal(o) && !run->has_train) needs_val = false; // one warning is enough
     if (error.code == 0 && (needs_val || (wants_val && dataloader_exists(o->val_data))))
         open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
     comm_agree(run->comm, &error);
@@ -175,9 +178,14 @@ static void open_data(Run* run) {
     if (hellaswag && !wants_prompt(o))
         run->has_hellaswag =
             hellaswag_open(&run->hellaswag, hellaswag, o->seq_len, run->config.V, &error);
-    if (!o->plan && (wants_prompt(o) || o->sample_every > 0))
+    const bool samples = o->sample_every > 0 && o->max_steps != 0;
+    if (!o->plan && (wants_prompt(o) || samples)) {
         tokenizer_open(&run->tokenizer, o->tokenizer, o->train_data, run->config.V, &error);
-    if (wants_prompt(o) && !o->plan && error.code == 0) read_prompt(run, &error);
+        if (wants_prompt(o) && error.code == 0) read_prompt(run, &error);
+        if (error.code == 0 && !tokenizer_has_text(&run->tokenizer))
+            warn("no " TOKENIZER_FILE " beside the data or here, samples are printed as token ids; "
+                 "python3 data/tokenizer.py makes it; or --tokenizer FILE");
+    }
     comm_agree(run->comm, &error);
 
     run->max_steps = o->max_steps >= 0 ? o->max_steps
@@ -282,7 +290,7 @@ static RunInfo describe(const Run* run, const PlanInput* input, const ParamTable
     info.precision = dtype_name(FLOATX_DTYPE);
     info.backend = device_backend();
     info.device = o->dry_run ? "not opened (dry run)" : device_description();
-    info.transport = run->comm->name;
+    info.transport = input->world_size > run->comm->world_size ? "mpi (dry run)" : run->comm->name;
     info.reduce = o->reduce;
     info.accum_dtype = o->accum_dtype;
     info.train_data = run->has_train ? o->train_data : NULL;
@@ -399,7 +407,7 @@ bool run_open(Run* run, int argc, char** argv) {
     allocate(run, &input);
     load_weights(run);
     if (o->output_dir && !wants_prompt(o)) {
-        if (!o->resume) checkpoint_start_anew(&run->checkpoints);
+        if (!run->is_resumed) checkpoint_start_anew(&run->checkpoints, !o->resume);
         if (run->comm->rank == 0)
             run->log = log_open(o->output_dir, run->is_resumed ? run->state.step : -1, &error);
     }
@@ -409,6 +417,7 @@ bool run_open(Run* run, int argc, char** argv) {
 }
 
 void run_close(Run* run) {
+    checkpoint_free(&run->checkpoints);
     step_free(&run->step);
     zero_destroy(run->zero);
     gpt2_free(&run->model);
