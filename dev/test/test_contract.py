@@ -393,6 +393,11 @@ def dry_run(folder):
     assert not (folder / "absent").exists()
     result = works(run("--dry-run", "-e", TINY, "-i", "/none/train.bin"))
     assert len(result.ours()) == 1 and "/none/train.bin" in result.ours()[0], result.err
+    result = works(run("--dry-run", "-e", TINY, "-x", -1, "--ranks", 4))
+    assert len(result.ours()) == 1 and "tiny_shakespeare_train" in result.ours()[0], result.err
+    for words in ("0 to one epoch", "4 over mpi (dry run)"):
+        assert words in result.out, result.out
+    refused(run("--plan", "-e", "7.5X"), 2, "7.5X", "parameter count such as 7.5B")
 
 
 # ---- checkpoint ----------------------------------------------------------------------------------
@@ -555,7 +560,10 @@ def prompts(folder):
     refused(run("-e", model, "--prompt", "the quick", "-g", 2**31 - 1), 2, 9, 2**31 - 1, 64)
     refused(run("-o", folder, "-y", 1, "--prompt", "the quick"), 2, "-y 1", "-e DIR")
     big = "L=1,NH=1,C=8,V=300,T=16"
-    refused(run("-e", big, "--prompt", "a", "-g", 2), 2, "--prompt-tokens")
+    alone = run("-e", big, "--prompt", "a", "-g", 2)
+    refused(alone, 2, "--prompt-tokens")
+    assert "warning" not in alone.err, alone.err
+    assert "  model  " in one.err and "tokens a step" not in one.err, one.err
     works(run("-e", big, "--prompt-tokens", "1,299", "-g", 2))
     refused(run("-e", big, "--prompt-tokens", "300", "-g", 2), 2, "300")
 

@@ -157,6 +157,17 @@ static void test_resolve(void) {
     accepts(&o, "-b 4 -t 32 -d 100");
     EXPECT(!options_resolve(&o, &small, 2, "cpu", &error) && strstr(error.text, "256 or 512"),
            "less than one micro-step: %s", error.text);
+    EXPECT(!strstr(error.text, "or -b"), "32 tokens of 2 ranks do not divide 100: %s", error.text);
+    error.code = 0;
+    accepts(&o, "-b 4 -t 32 -d 128");
+    EXPECT(!options_resolve(&o, &small, 2, "cpu", &error) &&
+               strstr(error.text, "256 or 512; or -b 2"),
+           "a smaller batch would do: %s", error.text);
+    error.code = 0;
+    accepts(&o, "-b 1048576 -t 2048");
+    EXPECT(!options_resolve(&o, &model, 2, "cpu", &error) &&
+               strstr(error.text, "2147483648 tokens, expected at most 2147483647"),
+           "tokens of a micro-batch that an int does not hold: %s", error.text);
     test_report("what follows from model, ranks and backend");
 
     accepts(&o, "-l 1e-3 --lr-batch 1000 --lr-scale sqrt");

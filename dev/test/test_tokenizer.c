@@ -44,6 +44,15 @@ static void expect_text(const Tokenizer* tokenizer, const int* ids, int n, const
     free(text);
 }
 
+static void test_utf8(void) {
+    Tokenizer bytes = {.V = 257, .is_byte_level = true};
+    const int ids[] = {0xC3, 0xA9, 0xFF, 'a', 0xC3, 0, 256};
+    expect_text(&bytes, ids, 7,
+                "\xC3\xA9\xEF\xBF\xBD"
+                "a\xEF\xBF\xBD");
+    test_report("bytes that are not UTF-8");
+}
+
 static void test_files(void) {
     Tokenizer tokenizer;
     Error error = {0};
@@ -123,6 +132,7 @@ int main(void) {
     snprintf(path, sizeof path, "%s/gpt2_tokenizer.bin", folder);
     snprintf(shards, sizeof shards, "%s/train_*.bin", folder);
     test_files();
+    test_utf8();
     test_bytes();
     test_prompt_tokens();
     rmdir(folder);

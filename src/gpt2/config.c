@@ -127,7 +127,8 @@ bool gpt2_config_parse(GPT2Config* config, const char* text, int default_vocab, 
 bool gpt2_config_check(const GPT2Config* config, const char* where, Error* error) {
     const int* values = (const int*)config;
     const char* names[] = {"L", "NH", "C", "V", "T"};
-    // Far beyond any model that fits a machine, and small enough that no product overflows 64 bits.
+    // Far beyond any model that fits a machine, and small enough that 64 bits hold the bytes of its
+    // weights, gradients and optimizer.
     const int limits[] = {10000, 10000, 1 << 20, 1 << 24, 1 << 24};
     for (int i = 0; i < 5; i++) {
         if (values[i] < 1 || values[i] > limits[i])

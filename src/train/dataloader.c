@@ -182,11 +182,12 @@ static bool count_samples(DataLoader* loader, Error* error) {
     uint64_t need = c->samples_per_step * (uint64_t)c->T + 1;
     return error_set(
         error, EXIT_USAGE,
-        "%s %s: too little data, %llu tokens (%llu samples of %d + 1), need %llu tokens "
-        "(%llu samples) for one %s",
+        "%s %s: too little data, %llu tokens (%llu sample%s of %d + 1), need %llu tokens "
+        "(%llu sample%s) for one %s",
         c->option, c->pattern, (unsigned long long)have_tokens,
-        (unsigned long long)loader->num_samples, c->T, (unsigned long long)need,
-        (unsigned long long)c->samples_per_step, c->samples_per_step > 1 ? "step" : "sequence");
+        (unsigned long long)loader->num_samples, loader->num_samples == 1 ? "" : "s", c->T,
+        (unsigned long long)need, (unsigned long long)c->samples_per_step,
+        c->samples_per_step == 1 ? "" : "s", c->samples_per_step > 1 ? "step" : "sequence");
 }
 
 static bool may_exceed(const Shard* shard, int V) {

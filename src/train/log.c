@@ -213,47 +213,14 @@ void log_eval(Log* log, long step, const char* name, int correct, int total) {
     put_event(log, event);
 }
 
-// Length of the UTF-8 character at p, 0 if there is none (RFC 3629: no overlong forms, surrogates
-// or values above U+10FFFF).
-static int utf8_length(const unsigned char* p) {
-    if (p[0] < 0x80) return 1;
-    int n = p[0] >= 0xC2 && p[0] <= 0xDF   ? 2
-            : (p[0] & 0xF0) == 0xE0        ? 3
-            : p[0] >= 0xF0 && p[0] <= 0xF4 ? 4
-                                           : 0;
-    for (int i = 1; i < n; i++)
-        if ((p[i] & 0xC0) != 0x80) return 0;
-    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
-        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F))
-        return 0;
-    return n;
-}
-
-// A copy in which every byte that is not part of UTF-8 has become U+FFFD: JSON holds nothing else.
-static char* to_utf8(const char* text) {
-    char* out = checked_malloc(3 * strlen(text) + 1);
-    char* to = out;
-    for (const unsigned char* p = (const unsigned char*)text; *p;) {
-        int n = utf8_length(p);
-        memcpy(to, n ? (const char*)p : "\xEF\xBF\xBD", (size_t)(n ? n : 3));
-        to += n ? n : 3;
-        p += n ? n : 1;
-    }
-    *to = '\0';
-    return out;
-}
-
 void log_sample(Log* log, long step, const char* text, const int* ids, int num_ids) {
     if (!log) return;
     cJSON* event = new_event("sample");
     json_add_int(event, "step", step);
-    if (text) {
-        char* utf8 = to_utf8(text);
-        cJSON_AddStringToObject(event, "text", utf8);
-        free(utf8);
-    } else {
+    if (text)
+        cJSON_AddStringToObject(event, "text", text);
+    else
         cJSON_AddItemToObject(event, "ids", cJSON_CreateIntArray(ids, num_ids));
-    }
     put_event(log, event);
 }
 

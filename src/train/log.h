@@ -73,7 +73,7 @@ void log_start(Log* log, const RunInfo* run);
 void log_step(Log* log, const StepInfo* step);
 void log_val(Log* log, long step, double loss, uint64_t tokens);
 void log_eval(Log* log, long step, const char* name, int correct, int total);
-// text (NUL-terminated; bytes that are not UTF-8 become U+FFFD), or ids where text is NULL.
+// text (NUL-terminated UTF-8), or ids where text is NULL.
 void log_sample(Log* log, long step, const char* text, const int* ids, int num_ids);
 void log_checkpoint(Log* log, long step, const char* dir, uint64_t bytes, double ms);
 void log_checkpoint_failed(Log* log, long step, const char* reason);

@@ -5,6 +5,7 @@
 #include "train/options.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -540,15 +541,19 @@ void options_print_given(const Options* options) {
 
 static bool resolve_batch(Options* o, int world_size, Error* error) {
     long rank_tokens = (long)o->micro_batch * o->seq_len;
+    if (rank_tokens > INT_MAX)
+        return error_set(error, EXIT_USAGE, "-b %d x -t %d = %ld tokens, expected at most %d",
+                         o->micro_batch, o->seq_len, rank_tokens, INT_MAX);
     long tokens = rank_tokens * world_size;
     if (!o->total_batch_tokens) o->total_batch_tokens = tokens;
     long below = o->total_batch_tokens / tokens * tokens;
     if (below != o->total_batch_tokens) {
-        char nearest[64];
-        if (below > 0)
-            snprintf(nearest, sizeof nearest, "%ld or %ld", below, below + tokens);
-        else
-            snprintf(nearest, sizeof nearest, "%ld or %ld", tokens, 2 * tokens);
+        char nearest[96], smaller[24] = "";
+        long of_one_each = (long)o->seq_len * world_size; // with -b 1
+        if (below == 0 && o->total_batch_tokens % of_one_each == 0)
+            snprintf(smaller, sizeof smaller, "; or -b %ld", o->total_batch_tokens / of_one_each);
+        if (below == 0) below = tokens;
+        snprintf(nearest, sizeof nearest, "%ld or %ld%s", below, below + tokens, smaller);
         return error_set(error, EXIT_USAGE,
                          "-d %ld is not a multiple of B * T * ranks = %d * %d * %d = %ld, the "
                          "nearest that are: %s",

@@ -304,7 +304,7 @@ static void print_plan_table(const Plan* plan, const GPT2Config* m) {
     stage_range(o, &first, &last);
     print_heading("memory of rank 0", first, last);
     print_bytes_row(plan, "weights", NULL, MEM_WEIGHTS);
-    print_bytes_row(plan, "gradients", NULL, MEM_GRADS);
+    print_bytes_row(plan, "grads", NULL, MEM_GRADS);
     print_bytes_row(plan, "optimizer", NULL, MEM_OPTIMIZER);
     print_transient_rows(plan);
     print_bytes_row(plan, "peak", NULL, NUM_MEM_KINDS);
@@ -377,7 +377,7 @@ void plan_print_count(const Options* options, double num_params, int ranks) {
         print_json(object);
         return;
     }
-    static const char* const names[] = {"weights", "gradients", "optimizer", "state"};
+    static const char* const names[] = {"weights", "grads", "optimizer", "state"};
     printf("%.0f parameters on %d rank%s, mixed precision: model state of a rank, nothing else\n\n",
            psi, ranks, ranks == 1 ? "" : "s");
     print_heading("GB (1e9 bytes)", first, last);

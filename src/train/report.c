@@ -95,7 +95,7 @@ static void row(Report* report, const char* name, const char* fmt, ...) {
 }
 
 static void memory_rows(Report* report, const Ledger* ledger) {
-    static const char* const kinds[] = {"weights", "gradients", "optimizer", "other"};
+    static const char* const kinds[] = {"weights", "grads", "optimizer", "other"};
     char a[REPORT_BYTES_CHARS];
     row(report, "memory per rank", "%s", report_bytes((double)ledger_total_bytes(ledger), a));
     for (int kind = 0; kind < NUM_MEM_KINDS; kind++) {
@@ -119,11 +119,30 @@ static void learning_rate_row(Report* report, const Options* o) {
         o->weight_decay);
 }
 
+// What a run that only continues a prompt does not have.
+static void training_rows(Report* report, const RunInfo* run) {
+    char a[REPORT_BYTES_CHARS], count[16], last[24] = "one epoch";
+    const bool is_known = run->train_data || !run->options || run->options->max_steps >= 0;
+    if (is_known) snprintf(last, sizeof last, "%ld", run->max_steps);
+    row(report, "batch", "B %d x T %d x accum %d x ranks %d = %ld tokens a step", run->batch,
+        run->seq_len, run->grad_accum_steps, run->ranks, run->total_batch_tokens);
+    row(report, "steps", "%ld to %s, seed %llu", run->start_step, last,
+        (unsigned long long)run->seed);
+    if (run->options) learning_rate_row(report, run->options);
+    row(report, "data", "%s; validation: %s", run->train_data ? run->train_data : "none",
+        run->val_data ? run->val_data : "none");
+    row(report, "output", "%s",
+        run->output_dir ? run->output_dir : "none (-o DIR): nothing is written");
+    row(report, "traffic", "%s elements, %s sent by a rank in a step",
+        short_count((double)run->elements_per_step, count),
+        report_bytes((double)run->bytes_per_step, a));
+}
+
 void report_start(Report* report, const RunInfo* run) {
     if (!report->out) return;
     report->max_steps = run->max_steps;
     report->memory_bytes = ledger_total_bytes(run->ledger);
-    char a[REPORT_BYTES_CHARS], count[16];
+    char count[16];
     const GPT2Config* m = &run->model;
     row(report, "program", "%s, %s, %s", run->version, run->backend, run->precision);
     row(report, "model", "%s: L %d, NH %d, C %d, V %d, T %d, %s parameters (%zu)", run->model_name,
@@ -134,24 +153,16 @@ void report_start(Report* report, const RunInfo* run) {
         run->threads == 1 ? "" : "s");
     row(report, "ZeRO", "stage %d, reduce %s, accumulation in %s, recompute %d", run->zero_stage,
         run->reduce, run->accum_dtype, run->recompute);
-    row(report, "batch", "B %d x T %d x accum %d x ranks %d = %ld tokens a step", run->batch,
-        run->seq_len, run->grad_accum_steps, run->ranks, run->total_batch_tokens);
-    row(report, "steps", "%ld to %ld, seed %llu", run->start_step, run->max_steps,
-        (unsigned long long)run->seed);
-    if (run->options) learning_rate_row(report, run->options);
-    row(report, "data", "%s; validation: %s", run->train_data ? run->train_data : "none",
-        run->val_data ? run->val_data : "none");
-    row(report, "output", "%s",
-        run->output_dir ? run->output_dir : "none (-o DIR): nothing is written");
+    if (!run->options || !wants_prompt(run->options)) training_rows(report, run);
     if (run->fault && *run->fault) row(report, "fault", "%s, on purpose", run->fault);
-    row(report, "traffic", "%s elements, %s sent by a rank in a step",
-        short_count((double)run->elements_per_step, count),
-        report_bytes((double)run->bytes_per_step, a));
     memory_rows(report, run->ledger);
     fflush(report->out);
 }
 
 // ---- steps --------------------------------------------------------------------------------------
+
+// Without the sign that NaN may have, and that printf shows.
+static double plain(double x) { return isnan(x) ? fabs(x) : x; }
 
 void report_step(Report* report, const StepInfo* step) {
     if (!report->out) return;
@@ -169,8 +180,8 @@ void report_step(Report* report, const StepInfo* step) {
     fprintf(
         report->out,
         "step %ld/%ld | loss %.4f | norm %.2f | lr %.1e | %.*f ms | %s tok/s%s | %s | ETA %s%s\n",
-        step->step, report->max_steps, step->loss, step->grad_norm, step->lr, step->ms < 10 ? 2 : 0,
-        step->ms, short_count(step->tokens_per_s, rate), peak,
+        step->step, report->max_steps, plain(step->loss), plain(step->grad_norm), step->lr,
+        step->ms < 10 ? 2 : 0, step->ms, short_count(step->tokens_per_s, rate), peak,
         report_bytes((double)report->memory_bytes, bytes), duration(left, eta), skipped);
     draw_bar(report, step->step);
     fflush(report->out);
@@ -212,7 +223,7 @@ static void traffic_rows(Report* report, const Comm* comm) {
     for (int op = 0; op < NUM_COMM_OPS; op++) {
         const CommStats* stats = &comm->stats[op];
         if (stats->bytes == 0) continue;
-        row(report, comm_op_name((CommOp)op), "%zu calls, %s sent in %.2f s: %.2f GB/s",
+        row(report, comm_op_name((CommOp)op), "%zu calls, %s sent in %.2f s: %.3g GB/s",
             stats->calls, report_bytes((double)stats->bytes, text), stats->seconds,
             stats->seconds > 0 ? (double)stats->bytes / stats->seconds / 1e9 : 0.0);
     }

@@ -282,7 +282,7 @@ void state_fill_options(const CheckpointState* s, Options* o) {
     }
 }
 
-// The first n for which n * other divides `sequences`, as text: "1, 2, 4", or "none".
+// The first n for which n * other divides `sequences`, as text: "1, 2, 4", or "".
 static void list_divisors(char* text, size_t size, long sequences, long other) {
     size_t used = 0;
     text[0] = '\0';
@@ -292,7 +292,6 @@ static void list_divisors(char* text, size_t size, long sequences, long other) {
         if (used >= size) return;
         found++;
     }
-    if (used == 0) snprintf(text, size, "none");
 }
 
 static bool check_total_batch(const CheckpointState* stored, const Options* options, int world_size,
@@ -309,15 +308,20 @@ static bool check_total_batch(const CheckpointState* stored, const Options* opti
     list_divisors(micro_batches, sizeof(micro_batches), total / T, world_size);
     list_divisors(ranks, sizeof(ranks), total / T, B);
     long below = total / per_micro_step * per_micro_step;
-    char nearest[64] = "";
+    char nearest[64] = "", advice[320] = "";
     if (below > 0) snprintf(nearest, sizeof(nearest), "%ld and ", below);
+    int n = 0;
+    if (micro_batches[0])
+        n = snprintf(advice, sizeof(advice), "; it goes on with %d ranks and -b %s", world_size,
+                     micro_batches);
+    if (ranks[0])
+        snprintf(advice + n, sizeof(advice) - (size_t)n, "%s with -b %ld and ranks %s",
+                 n ? ", or" : "; it goes on", B, ranks);
     return error_set(
         error, EXIT_USAGE,
         "the checkpoint's total batch of %ld tokens is not a multiple of -b %ld x -t %ld x "
-        "%d ranks = %ld, as %s%ld would be; it goes on with %d ranks and -b %s, or with "
-        "-b %ld and ranks %s",
-        total, B, T, world_size, per_micro_step, nearest, below + per_micro_step, world_size,
-        micro_batches, B, ranks);
+        "%d ranks = %ld, as %s%ld would be%s",
+        total, B, T, world_size, per_micro_step, nearest, below + per_micro_step, advice);
 }
 
 bool state_check_resume(const CheckpointState* stored, const GPT2Config* model,

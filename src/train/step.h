@@ -16,13 +16,13 @@ extern "C" {
 typedef struct {
     GPT2* model;
     Zero* zero;
-    long number;           // of the training step under way, from 1
-    int *inputs, *targets; // (B, T) device: the micro-batch at hand
+    long number;             // of the training step under way, from 1
+    int *inputs, *targets;   // (B, T) device: the micro-batch at hand
     const floatX* embedding; // the unit's weights, held from forward to the head's backward
-    double* seq_losses;   // (B) device
-    double* micro_losses; // (grad_accum_steps) device: sum of token losses of each micro-step
-    float* logits_row;    // (Vp) host: the last token's logits of step_cached, as floats
-    floatX* logits_bits;  // (Vp) host: the same as they come from the device
+    double* seq_losses;      // (B) device
+    double* micro_losses;    // (grad_accum_steps) device: sum of token losses of each micro-step
+    float* logits_row;       // (Vp) host: the last token's logits of step_cached, as floats
+    floatX* logits_bits;     // (Vp) host: the same as they come from the device
 } Step;
 
 // Adds the line "batch" to the plan, and takes its memory.

@@ -13,7 +13,6 @@
 #include "train/files.h"
 
 enum { MAGIC = 20240328, HEADER_BYTES = 1024, MAX_TOKENS = 1 << 24 };
-#define FILE_NAME "gpt2_tokenizer.bin"
 
 // ---- opening ------------------------------------------------------------------------------------
 
@@ -22,11 +21,11 @@ static const char* find_file(const char* train_data, char path[PATH_MAX]) {
     const char* slash = train_data ? strrchr(train_data, '/') : NULL;
     if (slash) {
         int length = (int)(slash - train_data);
-        if (snprintf(path, PATH_MAX, "%.*s/" FILE_NAME, length, train_data) < PATH_MAX &&
+        if (snprintf(path, PATH_MAX, "%.*s/" TOKENIZER_FILE, length, train_data) < PATH_MAX &&
             access(path, F_OK) == 0)
             return path;
     }
-    return access(FILE_NAME, F_OK) == 0 ? FILE_NAME : NULL;
+    return access(TOKENIZER_FILE, F_OK) == 0 ? TOKENIZER_FILE : NULL;
 }
 
 static bool read_tokens(Tokenizer* tokenizer, FILE* file, const char* path, Error* error) {
@@ -71,11 +70,7 @@ bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* train_da
     if (tokenizer->is_byte_level) return true;
     char found[PATH_MAX];
     if (!path) path = find_file(train_data, found);
-    if (!path) {
-        warn("no " FILE_NAME " beside the data or here, samples are printed as token ids; "
-             "python3 data/tokenizer.py makes it; or --tokenizer FILE");
-        return true;
-    }
+    if (!path) return true;
     uint64_t bytes;
     int fd = open_regular(path, &bytes, error);
     if (fd < 0) return false;
@@ -116,6 +111,37 @@ const unsigned char* tokenizer_token(const Tokenizer* tokenizer, int id, size_t*
     return tokenizer->text + tokenizer->offsets[id];
 }
 
+// Length of the UTF-8 character at p, 0 if there is none (RFC 3629: no overlong forms, surrogates
+// or values above U+10FFFF).
+static int utf8_length(const unsigned char* p) {
+    if (p[0] < 0x80) return 1;
+    int n = p[0] >= 0xC2 && p[0] <= 0xDF   ? 2
+            : (p[0] & 0xF0) == 0xE0        ? 3
+            : p[0] >= 0xF0 && p[0] <= 0xF4 ? 4
+                                           : 0;
+    for (int i = 1; i < n; i++)
+        if ((p[i] & 0xC0) != 0x80) return 0;
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F))
+        return 0;
+    return n;
+}
+
+// A copy in which every byte that is not part of UTF-8 has become U+FFFD: JSON holds nothing else,
+// and tools take output with other bytes in it for a binary file.
+static char* to_utf8(const char* text) {
+    char* out = checked_malloc(3 * strlen(text) + 1);
+    char* to = out;
+    for (const unsigned char* p = (const unsigned char*)text; *p;) {
+        int n = utf8_length(p);
+        memcpy(to, n ? (const char*)p : "\xEF\xBF\xBD", (size_t)(n ? n : 3));
+        to += n ? n : 3;
+        p += n ? n : 1;
+    }
+    *to = '\0';
+    return out;
+}
+
 char* tokenizer_decode(const Tokenizer* tokenizer, const int* ids, int num_ids) {
     char* out = checked_malloc((size_t)num_ids * 256 + 1);
     char* to = out;
@@ -130,7 +156,9 @@ char* tokenizer_decode(const Tokenizer* tokenizer, const int* ids, int num_ids) 
             if (token[j]) *to++ = (char)token[j];
     }
     *to = '\0';
-    return out;
+    char* text = to_utf8(out);
+    free(out);
+    return text;
 }
 
 int tokenizer_start_token(const Tokenizer* tokenizer) {

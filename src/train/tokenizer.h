@@ -23,9 +23,11 @@ typedef struct {
     uint32_t* offsets;   // (num_tokens + 1) where each begins
 } Tokenizer;
 
-// path NULL: looks for gpt2_tokenizer.bin beside the shards of `train_data`, then in the current
-// folder; found nowhere: one warning, and ids are printed. A file that is given or found must be
-// whole: code 2 with path, field and value.
+#define TOKENIZER_FILE "gpt2_tokenizer.bin"
+
+// path NULL: looks for TOKENIZER_FILE beside the shards of `train_data`, then in the current
+// folder; found nowhere: there will be no text. A file that is given or found must be whole: code 2
+// with path, field and value.
 bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* train_data, int V,
                     Error* error);
 void tokenizer_close(Tokenizer* tokenizer);
@@ -35,8 +37,8 @@ bool tokenizer_has_text(const Tokenizer* tokenizer); // false: decode gives ids
 // The bytes of one token; *length may be 0 (end of a byte-level text). Needs tokenizer_has_text.
 const unsigned char* tokenizer_token(const Tokenizer* tokenizer, int id, size_t* length);
 
-// All tokens as one NUL-terminated text to be freed (NUL bytes are left out); without a vocabulary
-// the ids with spaces between.
+// All tokens as one NUL-terminated text to be freed; NUL bytes are left out, and what is not UTF-8
+// becomes U+FFFD. Without a vocabulary the ids with spaces between.
 char* tokenizer_decode(const Tokenizer* tokenizer, const int* ids, int num_ids);
 
 // What a training sample starts from: end of text, for byte-level models a newline.

@@ -14,9 +14,10 @@ static bool is_outlier(const OutlierValues* window, double value, double limit) 
 // "step 3: the gradient of wte.weight on rank 1 is not finite (2 elements)"
 static void describe(const StepMessage* message, long step, char* text, size_t size) {
     if (message->nonfinite_rank >= 0)
-        snprintf(text, size, "step %ld: the gradient of %s on rank %d is not finite (%zu elements)",
-                 step, message->nonfinite_tensor, message->nonfinite_rank,
-                 message->nonfinite_count);
+        snprintf(text, size,
+                 "step %ld: the gradient of %s on rank %d is not finite (%zu element%s)", step,
+                 message->nonfinite_tensor, message->nonfinite_rank, message->nonfinite_count,
+                 message->nonfinite_count == 1 ? "" : "s");
     else
         snprintf(text, size, "step %ld: the loss is not finite", step);
 }
@@ -35,10 +36,11 @@ Verdict verdict_of_step(const StepMessage* message, const CheckpointState* state
     bool overflow = FLOATX_DTYPE == DTYPE_FP16 && state->loss_scale > LOSS_SCALE_FLOOR;
     bool stop = !overflow && strcmp(options->on_nan, "stop") == 0;
     bool too_many = skips_in_a_row + 1 >= options->max_skips;
-    char what[160], then[80];
+    char what[160], then[96];
     describe(message, step, what, sizeof(what));
     if (stop)
-        snprintf(then, sizeof(then), "stopping; find the bad data, lower -l, or --on-nan skip");
+        snprintf(then, sizeof(then),
+                 "stopping; find the bad data or weights, lower -l, or --on-nan skip");
     else if (too_many)
         snprintf(then, sizeof(then), "stopping after --max-skips %d in a row", options->max_skips);
     else if (overflow)
