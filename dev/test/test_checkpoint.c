@@ -204,22 +204,32 @@ static bool open_out(const char* out, bool resume, bool overwrite, Error* error)
     return checkpoint_open_out(&options, self, error);
 }
 
-// The step that a resumed run would start from, 0: none. stderr goes to root/warnings.
+// From here to the end, what is written to stderr goes into a file and then into `text`.
+static int capture_begin(void) {
+    char path[PATH_MAX];
+    int kept = dup(2), fd = open(in_root(path, "warnings"), O_RDWR | O_CREAT | O_TRUNC, 0666);
+    dup2(fd, 2);
+    close(fd);
+    return kept;
+}
+
+static void capture_end(int kept, char* text, size_t size) {
+    fflush(stderr);
+    ssize_t n = pread(2, text, size - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    dup2(kept, 2);
+    close(kept);
+}
+
+// The step that a resumed run would start from, 0: none; and the warnings.
 static long newest(char* text, size_t size) {
-    char path[PATH_MAX], dir[PATH_MAX];
+    char dir[PATH_MAX];
     CheckpointState state;
     Error error = {0};
     bool found;
-    fflush(stderr);
-    int kept = dup(2), fd = open(in_root(path, "warnings"), O_RDWR | O_CREAT | O_TRUNC, 0666);
-    dup2(fd, 2);
+    int kept = capture_begin();
     bool ok = checkpoint_find(out_dir, &state, dir, &found, self, &error);
-    fflush(stderr);
-    dup2(kept, 2);
-    close(kept);
-    ssize_t n = pread(fd, text, size - 1, 0);
-    text[n > 0 ? n : 0] = '\0';
-    close(fd);
+    capture_end(kept, text, size);
     if (!EXPECT(ok, "%s", error.text) || !found) return 0;
     state_free(&state);
     return state.step;
@@ -361,13 +371,24 @@ static void test_damaged_do_not_count(void) {
 static void test_without_links(void) {
     Zero zero;
     zero_make(&zero, 3);
+    Checkpoints checkpoints = make_checkpoints(0, 0);
     Error error = {0};
+    CheckpointReport report;
     char text[4096];
     fresh_out();
     run_command("mkdir -p out/latest/x");
-    EXPECT(save_step(1, 0, &zero, &error) && newest(text, sizeof(text)) == 1, "%s", error.text);
-    EXPECT(count_leftovers() == 0, "%d temporary names", count_leftovers());
-    test_report("a checkpoint without `latest`");
+    int kept = capture_begin();
+    for (long step = 1; step <= 2; step++) {
+        CheckpointState state = make_state(step);
+        EXPECT(checkpoint_save(&checkpoints, &state, &zero, &report, &error), "%s", error.text);
+    }
+    capture_end(kept, text, sizeof(text));
+    EXPECT(strstr(text, "latest: cannot") && strchr(text, '\n') == text + strlen(text) - 1,
+           "not one warning: %s", text);
+    EXPECT(newest(text, sizeof(text)) == 2 && count_leftovers() == 0, "%d temporary names",
+           count_leftovers());
+    checkpoint_free(&checkpoints);
+    test_report("checkpoints without `latest`: one warning");
     zero_unmake(&zero);
 }
 
@@ -638,8 +659,7 @@ static void test_resume_rules(void) {
     Error a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0};
     EXPECT(state_check_resume(&stored, &config, &options, 2, &a), "%s", a.text);
     EXPECT(!state_check_resume(&stored, &config, &options, 3, &b), "3 ranks cannot");
-    EXPECT(strstr(b.text, "48 and 96") && strstr(b.text, "3 ranks and -b none") &&
-               strstr(b.text, "ranks 1, 2, 4"),
+    EXPECT(strstr(b.text, "48 and 96") && strstr(b.text, "goes on with -b 4 and ranks 1, 2, 4"),
            "%s", b.text);
     options.micro_batch = 3;
     EXPECT(!state_check_resume(&stored, &config, &options, 2, &c) &&
