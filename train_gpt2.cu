@@ -20,8 +20,6 @@
 #include "train/verdict.h"
 #include "train/watchdog.h"
 
-static const Error no_error = {0, ""};
-
 // ---- one step -----------------------------------------------------------------------------------
 
 // Buffers and marks of the loop.

@@ -27,7 +27,7 @@ typedef enum {
     STAGE,    // 0..3 or "all"
     FLAG,     // takes no value
     ACCEPTED, // for recipes of llm.c: only the value in `choices` is taken, without effect
-    REFUSED,  // for recipes of llm.c: `choices` says what to write instead
+    REFUSED,  // for recipes of llm.c: no value is
 } OptionType;
 
 typedef struct {
@@ -36,8 +36,8 @@ typedef struct {
     size_t field;              // offset in Options
     const char* default_value; // NULL: zero, or decided by options_resolve
     double min, max;           // of INT, LONG and REAL that are given
-    const char* choices; // "a|b|c" of CHOICE and SCHEDULE; what TEXT is; of REFUSED the way out
-    const char* help;    // NULL: not listed
+    const char* choices;       // "a|b|c" of CHOICE and SCHEDULE; what TEXT is
+    const char* help; // of ACCEPTED and REFUSED, which are not listed: why, and the way out
 } Option;
 
 #define FIELD(name) offsetof(Options, name)
@@ -184,18 +184,23 @@ static const Option TABLE[] = {
     {NULL, "--version", FLAG, FIELD(version), NULL, 0, 0, NULL, "what this program was built from"},
     {NULL, "--help", FLAG, FIELD(help), NULL, 0, 0, NULL, "this text"},
 
-    {"-pi", "--init-method", ACCEPTED, 0, NULL, 0, 0, "mpi", NULL},
-    {"-w", "--master-weights", ACCEPTED, 0, NULL, 0, 0, "1", NULL},
-    {"-pn", "--num-processes", REFUSED, 0, NULL, 0, 0, USE_LAUNCHER, NULL},
-    {"-pr", "--process-rank", REFUSED, 0, NULL, 0, 0, USE_LAUNCHER, NULL},
-    {"-pg", "--gpus-per-node", REFUSED, 0, NULL, 0, 0, USE_LAUNCHER, NULL},
-    {"-ps", "--server-ip", REFUSED, 0, NULL, 0, 0, USE_LAUNCHER, NULL},
-    {"-pf", "--fs-path", REFUSED, 0, NULL, 0, 0, USE_LAUNCHER, NULL},
+    {"-pi", "--init-method", ACCEPTED, 0, NULL, 0, 0, "mpi", USE_LAUNCHER},
+    {"-w", "--master-weights", ACCEPTED, 0, NULL, 0, 0, "1",
+     "master weights are always fp32; leave it out"},
+    {"-pn", "--num-processes", REFUSED, 0, NULL, 0, 0, NULL, USE_LAUNCHER},
+    {"-pr", "--process-rank", REFUSED, 0, NULL, 0, 0, NULL, USE_LAUNCHER},
+    {"-pg", "--gpus-per-node", REFUSED, 0, NULL, 0, 0, NULL, USE_LAUNCHER},
+    {"-ps", "--server-ip", REFUSED, 0, NULL, 0, 0, NULL, USE_LAUNCHER},
+    {"-pf", "--fs-path", REFUSED, 0, NULL, 0, 0, NULL, USE_LAUNCHER},
 };
 // clang-format on
 
 enum { TABLE_SIZE = sizeof TABLE / sizeof TABLE[0] };
 _Static_assert((int)TABLE_SIZE <= (int)OPTIONS_MAX, "OPTIONS_MAX holds a flag for each row");
+
+static bool is_listed(const Option* option) {
+    return option->type != SECTION && option->type != ACCEPTED && option->type != REFUSED;
+}
 
 // The row with that short or long name (length characters of `name`), or NULL.
 static const Option* find_option(const char* name, size_t length) {
@@ -318,13 +323,9 @@ static bool set_value(Options* options, const Option* option, const char* as, co
         return true;
     case ACCEPTED:
         if (strcmp(text, option->choices) == 0) return true;
-        if (strcmp(option->short_name, "-w") == 0)
-            return error_set(error, EXIT_USAGE,
-                             "%s %s is refused, master weights are always fp32; leave it out", as,
-                             text);
-        return error_set(error, EXIT_USAGE, "%s %s is refused, %s", as, text, USE_LAUNCHER);
+        return error_set(error, EXIT_USAGE, "%s %s is refused, %s", as, text, option->help);
     case REFUSED:
-        return error_set(error, EXIT_USAGE, "%s is refused, %s", as, option->choices);
+        return error_set(error, EXIT_USAGE, "%s is refused, %s", as, option->help);
     case FLAG:
         *(bool*)field = true;
         return true;
@@ -363,7 +364,7 @@ static bool unknown_option(const char* argument, size_t length, Error* error) {
     const char* nearest = NULL;
     int least = ((int)strlen(name) + 1) / 2;
     for (int i = 0; i < TABLE_SIZE; i++) {
-        if (TABLE[i].type == SECTION || !TABLE[i].help) continue;
+        if (!is_listed(&TABLE[i])) continue;
         const char* names[2] = {TABLE[i].name, TABLE[i].short_name};
         for (int n = 0; n < 2; n++) {
             int distance = names[n] ? edit_distance(name, names[n]) : least;
@@ -504,7 +505,7 @@ void options_print_help(void) {
     for (int i = 0; i < TABLE_SIZE; i++) {
         const Option* option = &TABLE[i];
         if (option->type == SECTION) printf("\n%s\n", option->name);
-        if (!option->help) continue;
+        if (!is_listed(option)) continue;
         int column = printf("  %3s%c %s %s", option->short_name ? option->short_name : "",
                             option->short_name ? ',' : ' ', option->name, placeholder(option));
         char text[300];

@@ -7,7 +7,6 @@
 #ifndef TRAIN_PLAN_REPORT_H
 #define TRAIN_PLAN_REPORT_H
 
-#include <stdio.h>
 #include "core/ledger.h"
 #include "gpt2/gpt2.h"
 #include "train/options.h"

@@ -14,8 +14,6 @@
 #include "train/version.h"
 #include "train/watchdog.h"
 
-static const Error no_error = {0, ""};
-
 // ---- ranks --------------------------------------------------------------------------------------
 
 static void start_ranks(Run* run, int argc, char** argv) {
@@ -113,23 +111,16 @@ static void choose_model(Run* run) {
 // ---- data ---------------------------------------------------------------------------------------
 
 static bool open_shards(Run* run, DataLoader* loader, const char* option, const char* pattern,
-                        const char* default_pattern, uint64_t samples_per_step, bool* is_open,
-                        Error* error) {
+                        uint64_t samples_per_step, bool* is_open, Error* error) {
     const Options* o = &run->options;
-    *is_open = false;
-    if (!dataloader_exists(pattern)) {
-        bool is_default = strcmp(pattern, default_pattern) == 0;
-        const char* fix =
-            is_default ? "; python3 data/tinyshakespeare.py makes it; or -i FILE" : "";
-        if (is_rehearsal(o) && !o->check_data) {
-            if (o->dry_run) warn("%s %s: no such file%s", option, pattern, fix);
-            return true;
-        }
-        return error_set(error, EXIT_USAGE, "%s %s: no such file%s", option, pattern, fix);
-    }
     DataConfig config = {option, pattern, o->seq_len, run->config.V, o->seed, samples_per_step};
-    if (!dataloader_open(loader, &config, error)) return false;
-    *is_open = true;
+    *is_open = dataloader_open(loader, &config, error);
+    if (!*is_open && o->dry_run && !o->check_data && !dataloader_exists(pattern)) {
+        warn("%s", error->text);
+        *error = no_error;
+        return true;
+    }
+    if (!*is_open) return false;
     return !o->check_data || dataloader_check(loader, error);
 }
 
@@ -164,14 +155,14 @@ static void open_data(Run* run) {
     bool reads = !wants_prompt(o) && !o->plan;
     bool needs = reads && (o->check_data || !(o->max_steps == 0 && hellaswag));
     if (needs || (reads && dataloader_exists(o->train_data)))
-        open_shards(run, &run->train, "-i", o->train_data, DEFAULT_TRAIN_DATA, samples_per_step,
-                    &run->has_train, &error);
+        open_shards(run, &run->train, "-i", o->train_data, samples_per_step, &run->has_train,
+                    &error);
     bool validates = o->val_every > 0 && o->val_max_batches != 0;
     bool wants_val = reads && o->val_data && (validates || o->check_data);
     bool needs_val = wants_val && (needs || option_given(o, "--val-data"));
     if (is_rehearsal(o) && !run->has_train) needs_val = false; // one warning is enough
     if (error.code == 0 && (needs_val || (wants_val && dataloader_exists(o->val_data))))
-        open_shards(run, &run->val, "-j", o->val_data, DEFAULT_VAL_DATA, 1, &run->has_val, &error);
+        open_shards(run, &run->val, "-j", o->val_data, 1, &run->has_val, &error);
     comm_agree(run->comm, &error);
 
     if (run->has_train) run->data_files = dataloader_identity(&run->train, &error);

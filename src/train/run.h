@@ -21,6 +21,8 @@
 extern "C" {
 #endif
 
+static const Error no_error = {0, ""};
+
 typedef struct {
     Options options;
     Comm* comm;
