@@ -158,6 +158,7 @@ def indices():
 
 def main():
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     good = file_of(*header_of(tensor_shapes()))
     for name, data in safetensors():
         (folder / f"st_{name}").mkdir()
