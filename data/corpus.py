@@ -112,7 +112,8 @@ def parse(parser):
         parser.error(
             f"--shard-tokens {options.shard_tokens}: a file holds {shard.MAX_SHARD_TOKENS}"
         )
-    packages.require("numpy", "requests", "tqdm", tokenizer=options.tokenizer)
+    downloads = ("requests",) if hasattr(options, "source") else ()
+    packages.require("numpy", "tqdm", *downloads, tokenizer=options.tokenizer)
     return options
 
 

@@ -406,8 +406,8 @@ def test_missing_packages_named(folder):
     (folder / "a.parquet").write_bytes(b"")
     words = (folder / "a.parquet", "--output", folder / "set", "--tokenizer", "bytes")
     bare = (sys.executable, "-S", ROOT / "data" / "text.py")  # no installed packages
-    expect_fails(run(*bare, *words), 2, "no numpy, requests, tqdm for", "venv", "requirements.txt")
-    expect_fails(run(*bare, *words[:3]), 2, "no numpy, requests, tqdm, tiktoken for")
+    expect_fails(run(*bare, *words), 2, "no numpy, tqdm for", "venv", "requirements.txt")
+    expect_fails(run(*bare, *words[:3]), 2, "no numpy, tqdm, tiktoken for")
     scripts = "text tinyshakespeare tinystories fineweb hellaswag prompt tokenizer"
     for name in scripts.split():
         asked = run(*bare[:2], ROOT / "data" / f"{name}.py", "--help")

@@ -189,8 +189,8 @@ void report_step(Report* report, const StepInfo* step) {
 
 void report_val(Report* report, long step, double loss, uint64_t tokens) {
     report->last_val_loss = loss;
-    report_note(report, "val  %ld/%ld | loss %.4f | %llu tokens", step, report->max_steps, loss,
-                (unsigned long long)tokens);
+    report_note(report, "val  %ld/%ld | loss %.4f | %llu tokens", step, report->max_steps,
+                plain(loss), (unsigned long long)tokens);
 }
 
 void report_eval(Report* report, long step, const char* name, int correct, int total) {
@@ -235,8 +235,8 @@ void report_end(Report* report, const EndInfo* end) {
     report_note(report, "%s at step %ld after %s", end->reason, end->step,
                 duration(end->seconds, time));
     if (report->steps_seen)
-        row(report, "loss", "%.4f at the first step, %.4f at the last", report->first_loss,
-            report->last_loss);
+        row(report, "loss", "%.4f at the first step, %.4f at the last", plain(report->first_loss),
+            plain(report->last_loss));
     if (isfinite(report->last_val_loss))
         row(report, "validation loss", "%.4f", report->last_val_loss);
     row(report, "memory per rank", "%s allocated, as planned",
