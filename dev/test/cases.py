@@ -14,8 +14,10 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# A folder with GPT-2's vocab.bpe and encoder.json, and char-rnn's input.txt as tinyshakespeare.txt.
-TEST_DATA = Path(os.environ.get("GPT2_TEST_DATA", ""))
+# A folder with GPT-2's vocab.bpe and encoder.json, and char-rnn's input.txt as tinyshakespeare.txt:
+# $GPT2_TEST_DATA, else a */data/ beside this repository that has them.
+_beside = [path.parent for path in ROOT.parent.glob("*/data/vocab.bpe")]
+TEST_DATA = Path(os.environ.get("GPT2_TEST_DATA") or next(iter(_beside), "data"))
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).absolute()
 
 _cases = []
@@ -27,7 +29,7 @@ def case(*needs):
 
 
 def vocabulary():
-    return None if (TEST_DATA / "vocab.bpe").exists() else "no vocab.bpe in $GPT2_TEST_DATA"
+    return None if (TEST_DATA / "vocab.bpe").exists() else "no $GPT2_TEST_DATA/vocab.bpe"
 
 
 def trainer():
