@@ -52,6 +52,9 @@ static void put_values(Zero* zero, StateKind kind, int unit, size_t at, const fl
 void zero_init_weights(Zero* zero,
                        void (*fill)(float*, const ParamTable*, int, size_t, size_t, uint64_t),
                        uint64_t seed) {
+    if (zero->config.training) { // m, then v: the engine may have trained before
+        device_fill(zero->m, 0, 2 * zero->layout.optimizer_elems * sizeof(float), STREAM_COMPUTE);
+    }
     for (int u = 0; u < zero->partition.num_units; u++) {
         const SegmentList* list = updated_segments(zero, u);
         for (int i = 0; i < list->count; i++) {

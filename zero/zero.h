@@ -113,8 +113,7 @@ void zero_skip(Zero* zero);
 
 typedef enum { STATE_MASTER, STATE_M, STATE_V } StateKind;
 
-// Each rank fills its own elements; m and v are as zero_create has made them, 0. fill(out, table,
-// tensor, first, count, seed).
+// Each rank fills its own elements; m and v become 0. fill(out, table, tensor, first, count, seed).
 void zero_init_weights(Zero* zero,
                        void (*fill)(float*, const ParamTable*, int, size_t, size_t, uint64_t),
                        uint64_t seed);
