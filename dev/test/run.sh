@@ -137,7 +137,6 @@ cuda_tests() {
     job ci "cuda program" 900 dev/test/test_cuda_program.py
     job ci "contract, CUDA" 600 env TRAINER="$PWD/build/cuda_on_cpu-bf16/train_gpt2cu" \
         CUDA_ON_CPU_DEVICES=4 TEST_TIER=quick dev/test/test_contract.py
-    job ci "kernels" 900 dev/test/test_kernels.py
     small=$([ $tier = full ] || echo TEST_SMALL=1) # of ThreadSanitizer, which takes 20 minutes for all
     for precision in bf16 fp16 fp32; do
         ops_tier=$([ $precision = bf16 ] && echo ci || echo full)
@@ -156,8 +155,9 @@ cuda_tests() {
 if [ $tier = quick ]; then
     cpu_tests
 elif [ -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime_api.h" ]; then
-    cuda_tests &
+    cuda_tests & # the two take about as long
     cpu_tests
+    job ci "kernels" 900 dev/test/test_kernels.py
     wait
 else
     echo "skip   CUDA sources (no CUDA headers in ${CUDA_HOME:-/usr/local/cuda})"
