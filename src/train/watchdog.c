@@ -92,6 +92,18 @@ NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double
                entry, doing, waiting_ranks, seconds);
 }
 
+// Is the rank that is waited for on another host? The watchdog there knows its name.
+static bool is_elsewhere(const CommTable* table, long seq) {
+    if (table->num_records == watchdog.world_size) return false;
+    for (int i = 0; i < table->num_records; i++) {
+        const CommRecord* record = &table->records[i];
+        if (!LOAD(record->inside) || LOAD(record->seq) != seq) return false;
+    }
+    return true;
+}
+
+enum { FILES_PATIENCE = 30, OTHER_HOST_SECONDS = 5 };
+
 static void look(void) {
     CommTable* table = watchdog.table;
     const CommRecord* mine = watchdog.mine;
@@ -99,9 +111,11 @@ static void look(void) {
     double entered;
     __atomic_load(&mine->entered, &entered, __ATOMIC_ACQUIRE);
     const double ticked = last_tick(table), now = now_seconds();
+    double limit = watchdog.timeout_seconds;
     // Files are slow, an fsync gives no tick, and no other host sees those of the one that writes.
-    const double patience = mine->activity[0] ? 30 : 1;
-    if (now - (ticked > entered ? ticked : entered) < patience * watchdog.timeout_seconds) return;
+    if (mine->activity[0]) limit *= FILES_PATIENCE;
+    if (is_elsewhere(table, LOAD(mine->seq))) limit += OTHER_HOST_SECONDS; // it shall speak first
+    if (now - (ticked > entered ? ticked : entered) < limit) return;
     report(table, mine, now - entered);
 }
 
