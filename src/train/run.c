@@ -353,16 +353,15 @@ bool run_open(Run* run, int argc, char** argv) {
     Options* o = &run->options;
     start_ranks(run, argc, argv);
     if (answer_question(run)) return false;
+    const int ranks = o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size; // of a plan
     double count;
     if (o->plan && o->model && plan_parameter_count(o->model, &count)) {
-        int ranks = o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size;
         if (run->comm->rank == 0) plan_print_count(o, count, ranks);
         return false;
     }
     choose_model(run);
     open_data(run);
     if (o->plan) {
-        int ranks = o->plan_ranks > 0 ? o->plan_ranks : run->comm->world_size;
         if (run->comm->rank == 0) plan_print(o, &run->config, ranks);
         return false;
     }

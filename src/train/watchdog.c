@@ -30,13 +30,25 @@ static double last_tick(const CommTable* table) {
     return last;
 }
 
-// A list of the ranks that stand inside collective `seq` (or of the others).
-static void list_ranks(const CommTable* table, long seq, bool inside, char* text, size_t size) {
+static bool is_inside(const CommRecord* record, long seq) {
+    return LOAD(record->inside) && LOAD(record->seq) == seq;
+}
+
+// The first rank of this host that is not inside collective `seq`; NULL: all are.
+static const CommRecord* find_missing(const CommTable* table, long seq) {
+    for (int i = 0; i < table->num_records; i++) {
+        if (!is_inside(&table->records[i], seq)) return &table->records[i];
+    }
+    return NULL;
+}
+
+// A list of the ranks that stand inside collective `seq`.
+static void list_ranks(const CommTable* table, long seq, char* text, size_t size) {
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < table->num_records && used + 12 < size; i++) {
         const CommRecord* record = &table->records[i];
-        if ((LOAD(record->inside) && LOAD(record->seq) == seq) != inside) continue;
+        if (!is_inside(record, seq)) continue;
         used += (size_t)snprintf(text + used, size - used, "%s%d", used ? "," : "", record->rank);
     }
 }
@@ -71,14 +83,10 @@ NO_RETURN static void report_inside(CommTable* table, const char* entry, const c
 
 NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double seconds) {
     const long seq = waiting->seq;
-    const CommRecord* missing = NULL;
-    for (int i = 0; i < table->num_records && !missing; i++) {
-        const CommRecord* record = &table->records[i];
-        if (!LOAD(record->inside) || LOAD(record->seq) != seq) missing = record;
-    }
+    const CommRecord* missing = find_missing(table, seq);
     char entry[120], waiting_ranks[200];
     comm_entry_text(&waiting->history[seq % TABLE_HISTORY], entry, sizeof(entry));
-    list_ranks(table, seq, true, waiting_ranks, sizeof(waiting_ranks));
+    list_ranks(table, seq, waiting_ranks, sizeof(waiting_ranks));
     if (!missing) report_inside(table, entry, waiting_ranks, seconds);
     char doing[140] = "";
     if (missing->activity[0]) snprintf(doing, sizeof(doing), " (%s)", missing->activity);
@@ -90,16 +98,6 @@ NO_RETURN static void report(CommTable* table, const CommRecord* waiting, double
     }
     table_fail(table, "rank %d has not entered %s%s; ranks %s wait there for %.0f s", missing->rank,
                entry, doing, waiting_ranks, seconds);
-}
-
-// Is the rank that is waited for on another host? The watchdog there knows its name.
-static bool is_elsewhere(const CommTable* table, long seq) {
-    if (table->num_records == watchdog.world_size) return false;
-    for (int i = 0; i < table->num_records; i++) {
-        const CommRecord* record = &table->records[i];
-        if (!LOAD(record->inside) || LOAD(record->seq) != seq) return false;
-    }
-    return true;
 }
 
 enum { FILES_PATIENCE = 30, OTHER_HOST_SECONDS = 5 };
@@ -114,7 +112,9 @@ static void look(void) {
     double limit = watchdog.timeout_seconds;
     // Files are slow, an fsync gives no tick, and no other host sees those of the one that writes.
     if (mine->activity[0]) limit *= FILES_PATIENCE;
-    if (is_elsewhere(table, LOAD(mine->seq))) limit += OTHER_HOST_SECONDS; // it shall speak first
+    // The watchdog of another host, where the rank is that does not come, shall name it first.
+    if (table->num_records < watchdog.world_size && !find_missing(table, LOAD(mine->seq)))
+        limit += OTHER_HOST_SECONDS;
     if (now - (ticked > entered ? ticked : entered) < limit) return;
     report(table, mine, now - entered);
 }

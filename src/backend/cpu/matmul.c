@@ -48,8 +48,7 @@ typedef struct {
 #endif
 } Workspace;
 
-// Rows of a transposed weight: a cache line longer than C, as in ops_row_stride.
-static size_t transposed_ld(int C) { return (size_t)C + 64 / sizeof(floatX); }
+static size_t transposed_ld(int C) { return ops_row_stride(MIN_ROWS_TO_TRANSPOSE, (size_t)C); }
 
 static bool transposes(int N) { return FLOATX_DTYPE == DTYPE_FP32 && N >= MIN_ROWS_TO_TRANSPOSE; }
 
